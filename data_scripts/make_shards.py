@@ -33,7 +33,8 @@ def main(
     options = {"seed": seed, "engine": engine, "address": address, "num_workers": num_workers}
     store = open_store(source, ignore=ignore)
     folder = write_shards(store, root, max_count=max_count, max_bytes=int(max_mb * 1e6), **options)
-    return f"{folder}: {len(list(folder.glob('*.tar')))} shards"
+    n_shards = len(list(folder.glob("*.tar")))
+    return f"{folder}: {n_shards} shard{'s' * (n_shards != 1)}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from .measure.frames import (
     from_timer as from_timer,
     load_frame as load_frame,
 )
-from .measure.plots import plot_speedup as plot_speedup, plot_stalls as plot_stalls, plot_throughput as plot_throughput
+from .measure.plots import plot_speedup as plot_speedup, plot_stalls as plot_stalls
 from .measure.statistics import conclude as conclude, summarize as summarize
 from .measure.steady import (
     ReplayLoader as ReplayLoader,
@@ -33,6 +33,7 @@ from .data.shards_write import write_shards as write_shards
 from .data.sizes import collect_sizes as collect_sizes
 from .data.stores import FolderStore as FolderStore
 from .data.tar import TarStore as TarStore
+from .data.targets import Boxes as Boxes, Keypoints as Keypoints, Maps as Maps, Masks as Masks
 from .data.tiles import cut_jpeg as cut_jpeg, tile_jpegs as tile_jpegs
 from .loading.augment import (
     RECIPES as RECIPES,

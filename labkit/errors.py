@@ -115,7 +115,8 @@ class ItemErrors(LabkitError, RuntimeError):
         listed = "; ".join(f"{key}: {text}" for key, text in list(self.failures.items())[:_MAX_LISTED_FAILURES])
         n_more = len(self.failures) - _MAX_LISTED_FAILURES
         more = f"; and {n_more} more (see .failures)" if n_more > 0 else ""
-        return f"{len(self.failures)} of {len(self.results)} items failed, the others are done: {listed}{more}"
+        others = ", the others are done" if len(self.failures) < len(self.results) else ""
+        return f"{len(self.failures)} of {len(self.results)} items failed{others}: {listed}{more}"
 
 
 class NothingSeen(LabkitError, ValueError):

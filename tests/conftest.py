@@ -154,11 +154,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if _is_exhaustive(item):
             item.add_marker("exhaustive")
-            item.add_marker("slow")
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if item.path.name == "08_shard_formats.ipynb" and (lacks := [n for n in ("moto", "s3fs") if not find_spec(n)]):
-            remedy = f'{lacks[0]} is not installed: python -m pip install -e ".[test]"'
+        if item.path.name == "08_shard_formats.ipynb" and not find_spec("s3fs"):
+            remedy = 's3fs is not installed: python -m pip install -e ".[s3]"'
             item.add_marker(pytest.mark.skip(reason=remedy))
     result = yield  # a plugin may shuffle them
     _sort_cells(items, before)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from tests.paths import REPO
 
-_WITHOUT_CODE = ("index", "api", "records")
-README = REPO / "README.md"
-PAGES = sorted(
-    set((REPO / "notebooks" / "guide").glob("*.md"))
-    - {REPO / "notebooks" / "guide" / f"{name}.md" for name in _WITHOUT_CODE}
-)
+_WITHOUT_CODE = ("index", "api", "records", "symptoms")
+README, GUIDE = REPO / "README.md", REPO / "notebooks" / "guide"
+PAGES = sorted(set(GUIDE.glob("*.md")) - {GUIDE / f"{name}.md" for name in _WITHOUT_CODE})
 TEXTS = {path.stem: path for path in [README, *PAGES]}
+FRAMEWORKS = TEXTS["frameworks"]  # whose blocks tests/frameworks runs
+SYMPTOM_INDEX = GUIDE / "symptoms.md"
+SYMPTOMS = {path.stem: path for path in sorted(SYMPTOM_INDEX.with_suffix("").glob("*.md"))}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -46,5 +46,10 @@ def commands(path: Path) -> list[str]:
 
 
 def scripts() -> list[Block]:
-    """Whole scripts: Python blocks that import what they use."""
-    return [block for path in TEXTS.values() for block in blocks(path, "python") if "import labkit as lk" in block.text]
+    """Whole scripts: Python blocks that import what they use, and no framework that is not installed for tests."""
+    found = [
+        block
+        for path in sorted({*TEXTS.values(), *SYMPTOMS.values()} - {FRAMEWORKS})
+        for block in blocks(path, "python")
+    ]
+    return [block for block in found if "import labkit as lk" in block.text]

@@ -159,7 +159,7 @@ disallow_incomplete_defs = false
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class TestTypes:
     """What a type checker says of a reader's script: with labkit's types (`py.typed`), mistakes show before a run."""
 

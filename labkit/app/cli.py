@@ -37,6 +37,7 @@ _FLAGS = {
     r"lk\.loader_costs\b": "labkit plan --measure FOLDER",
     r"\bimages_per_s_per_gpu\b": "--images-per-s", r"\bcores_per_node\b": "--cores", r"\bvcpus_per_node\b": "--vcpus",
     r"\bcpu_ms_per_image\b": "--cpu-ms", r"\bgil_us_per_image\b": "--gil-us", r"\bkb_per_image\b": "--kb",
+    r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality",
     r"\b(n|batch)_(gpus|nodes|images|size)\b": r"--\1-\2", r"^(costs|data|storage|gpu|model) must": r"--\1 must",
 }  # fmt: skip
 
@@ -200,29 +201,34 @@ def reference(
 
 @app.command()
 def peers(
-    profile: Annotated[str, typer.Option(help="Photos: imagenet or camera.")] = "imagenet",
     classes: Annotated[
-        str, typer.Option("--class", help="Classes instead of a profile, comma-separated, or `all`; --list names them.")
+        str, typer.Option("--class", help="What is read and delivered, comma-separated, or `all`; --list names them.")
     ] = "",
+    own: Annotated[str, typer.Option(metavar="FOLDER", help="Your own photos instead; writes a page, too.")] = "",
     only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
     scale: _Scale = "",
     rounds: Annotated[int, typer.Option(help="Measured rounds (default: set by the scale).")] = 0,
     list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
-    append: Annotated[str, typer.Option(help="CSV that collects comparisons, also of other machines.")] = "",
 ) -> None:
-    """Compare labkit with other loaders; write results/<env_id>/peers-<profile or class>.csv and .png."""
+    """Compare labkit with other loaders; write results/<env_id>/peers-<class>.csv and .png, with --own .html."""
     from labkit.app.recording import record_to_results_folder
+    from labkit.errors import HostError
     from labkit.peers.command import list_peers, run_peers
-    from labkit.peers.peer import chosen_classes
+    from labkit.peers.peer import CLASSES, PROFILES
+    from labkit.util.arguments import require_choice
 
     if list_only:
         list_peers()
         return
     record_to_results_folder()
-    names = [name.strip() for name in only.split(",") if name.strip()]
-    with one_line_errors("labkit", OSError, ValueError):
-        for name in chosen_classes(classes):
-            run_peers(profile, peer_class=name, only=names, rounds=rounds or None, append=append)
+    chosen, names = ([part.strip() for part in text.split(",") if part.strip()] for text in (classes, only))
+    if chosen == ["all"]:
+        chosen = [name for name in CLASSES if name not in PROFILES]
+    with one_line_errors("labkit", OSError, ValueError, HostError):
+        if own and chosen:
+            raise ArgumentError(f"--own reads your photos, and --class {classes} others: pass one of them")
+        for name in [require_choice("--class", name, CLASSES) for name in chosen] or ["imagenet"]:
+            run_peers(name, own=own, only=names, rounds=rounds or None)
 
 
 @app.command()
@@ -251,7 +257,7 @@ def diagnose(
         typer.echo(f"Then: {other}")
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def watch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
@@ -264,12 +270,36 @@ def watch(
     json: Annotated[str, typer.Option(help="File for the figures.")] = "",
     html: Annotated[str, typer.Option(help="File for a page with the timeline.")] = "",
     trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
+    stall: Annotated[
+        float, typer.Option(min=0, help="Seconds without a batch until it says what the script hangs in; 0: never.")
+    ] = 60.0,
+    budget: Annotated[
+        str, typer.Option(help="Share that may not be exceeded, as waiting=5%: the exit status is then 3.")
+    ] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
-    from labkit.watching.program import WatchOptions, run_watched
+    from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
+    if script.startswith("-"):
+        raise typer.BadParameter(f"watch has no option {script}: write those of the script after its name")
     program = [*(["-m"] if module else []), script, *(arguments or [])]
-    run_watched(program, WatchOptions(steps, end, replay, json, html, trace))
+    with one_line_errors("labkit", ValueError):
+        shares = parse_budget(budget)
+    run_watched(program, WatchOptions(steps, end, replay, json, html, trace, stall, shares))
+
+
+@app.command("diff")
+def compare_watches(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="What `labkit watch --json` wrote of one run.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="And of another.")],
+) -> None:
+    """Show what became faster or slower between two watched runs, and what else differs."""
+    from labkit.watching.runs import compare_runs
+
+    with one_line_errors("labkit", OSError, ValueError):
+        lines = compare_runs(before, after)
+    for line in lines:
+        typer.echo(line)
 
 
 app.command()(plan)
@@ -303,6 +333,8 @@ def convert(
         str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet. Or a folder.")
     ],
     to: Annotated[str, typer.Option(help="tar, or tiles: JPEGs of which crops are read alone.")] = "tar",
+    short_side: Annotated[int | None, typer.Option(help="Of tiles: make the shorter side so many pixels.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Of JPEGs made small, 1 to 100 (default: 90).")] = None,
 ) -> None:
     """Decompress a tar to a plain one, which TarStore reads in any order; or tile the JPEGs of a folder, tar or URL."""
     from labkit.util.arguments import require_choice
@@ -311,16 +343,20 @@ def convert(
         if require_choice("to", to, ("tar", "tiles")) == "tar":
             from labkit.data.tar_stream import convert_tar
 
+            if (short_side, quality) != (None, None):
+                raise ArgumentError("--short-side and --quality are for JPEGs: pass --to tiles with them")
             path = convert_tar(source, target)
             said = f"{path}: {path.stat().st_size} bytes"
         else:
             from json import loads
 
-            from labkit.data.tiles import MANIFEST, tile_jpegs
+            from labkit.data.tiles import DAMAGED, MANIFEST, tile_jpegs
 
-            path = tile_jpegs(source, target)
+            path = tile_jpegs(source, target, short_side=short_side, quality=quality)
             record = loads((path / MANIFEST).read_bytes())
             said = f"{path}: {record['n_tiled']} tiled, {len(record['copied'])} copied as they are (see {MANIFEST})"
+            if damaged := [key for key, reason in record["copied"].items() if reason.startswith(DAMAGED)]:
+                said += f"; {len(damaged)} of these damaged, such as {damaged[0]}"
     typer.echo(os.fsencode(said))  # bytes: file names may be invalid UTF-8
 
 

@@ -1,5 +1,6 @@
 """What this machine offers, and what is missing."""
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from labkit.util.machine import (
     scale,
     usable_cores,
 )
+from labkit.watching.resources import ResourceWatch, place_of
 
 _OWN_LINES = ("cpu", "usable_cores", "memory_gib", "gpu")  # of the environment
 
@@ -41,6 +43,7 @@ def findings() -> list[tuple[str, str]]:
         ("usable cores", f"{usable_cores()} ({listed}; bound by {binding})"),
         ("memory", f"{facts['memory_gib']} GiB"),
         ("photo folder", _describe_photo_folder()),
+        *ResourceWatch().read(torch_threads=torch.get_num_threads(), **_place_of_photos()).facts().items(),
         ("GPU", gpu),
         *[(name, str(fact)) for name, fact in facts.items() if name not in _OWN_LINES],
         ("decoders", "; ".join(lacks) or "all present"),
@@ -75,3 +78,9 @@ def _describe_photo_folder() -> str:
     name, rotating = disk_under(root)
     kind = "virtual" if name.startswith(("vd", "xvd")) else "rotating" if rotating else "solid-state"
     return f"{root}, {kind} disk {name}" if name else f"{root}, unknown kind of disk"
+
+
+def _place_of_photos() -> dict[str, str]:
+    with suppress(OSError):  # no home folder
+        return place_of([str(photo_root("imagenet"))])
+    return {}

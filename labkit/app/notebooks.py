@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -112,15 +113,22 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
 
 
 def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) -> None:
-    """Run nbclient's notebook. Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised."""
+    """Run nbclient's notebook. Ctrl-C interrupts the cell, which may clean up, ends the kernel, and is raised.
+
+    What the kernel writes to stderr itself, such as why it crashed, is shown once it has ended; after a Ctrl-C it is
+    not, since its last words are tracebacks of its own sockets.
+    """
+    is_interrupted = False
     try:
-        with asyncio.Runner(loop_factory=_Loop) as runner:  # it cancels unfinished tasks at the end
-            loop = runner.get_loop()
+        with open(temporary / "stderr", "wb") as errors, asyncio.Runner(loop_factory=_Loop) as runner:
+            loop = runner.get_loop()  # the runner cancels unfinished tasks at the end
             client.create_kernel_manager().connection_file = str(temporary / "kernel.json")
-            task = loop.create_task(client.async_execute(env={**environment, "TMPDIR": str(temporary)}))
+            variables = {**environment, "TMPDIR": str(temporary)}
+            task = loop.create_task(client.async_execute(env=variables, stderr=errors))
             try:
                 loop.run_until_complete(task)
             except KeyboardInterrupt:
+                is_interrupted = True
                 loop.set_exception_handler(lambda *about: None)  # a canceled task would report a dead kernel
                 with suppress(Exception):  # the cell's own error, the interrupt; or there is no kernel yet
                     loop.run_until_complete(client.km.interrupt_kernel())
@@ -130,6 +138,8 @@ def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) ->
     finally:
         if client.km is None:  # the kernel has ended: after a Ctrl-C, nbclient would end it again at exit, and fail
             atexit.unregister(client._cleanup_kernel)
+        if not is_interrupted:
+            sys.stderr.write((temporary / "stderr").read_text(errors="replace"))
 
 
 def _clean_outputs(node: "NotebookNode") -> None:

@@ -150,13 +150,13 @@ def _state_result(run: Executed, result: Result) -> None:
 
 
 def walk_table(stored: Iterable[tuple[Notebook, Result]]) -> str:
-    """README's table: each notebook, its question, and the first sentence of its result."""
+    """README's table: each notebook, and the first sentence of its result, as far as its first semicolon."""
     rows = [
         f"| [{notebook.name.replace('_', ' ', 1)}](notebooks/{notebook.path.name}) "
-        f"| {notebook.question} | {result.sentences[0]} |"
+        f"| {result.sentences[0].partition('; ')[0].removesuffix('.')}. |"
         for notebook, result in stored
     ]
-    return "\n".join(["| notebook | the question | answer here |", "|---|---|---|", *rows, ""])
+    return "\n".join(["| notebook | answer here |", "|---|---|", *rows, ""])
 
 
 def with_table(readme: str, table: str) -> str:
@@ -207,7 +207,7 @@ def in_few_colors(png: str) -> str:
 def _show_gains(run: Executed, results: Mapping[str, Result]) -> None:
     """A table of where to start was shown before all notebooks had run: show it again, with the whole run's gains."""
     table = start_from({name: replace(one, origin=f"the stored run on {one.machine}") for name, one in results.items()})
-    data = {"text/markdown": table.to_markdown(), "text/plain": str(table)}
+    data = {"text/markdown": str(table), "text/plain": str(table)}
     for cell in run.node.cells:
         if cell.cell_type == "code" and cell.source.endswith("where_to_start()"):
             cell.outputs = [new_output("execute_result", data=data, execution_count=cell.execution_count)]

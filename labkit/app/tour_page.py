@@ -6,8 +6,7 @@ from pathlib import Path
 import jinja2
 
 from labkit.app.notebooks import Executed
-from labkit.course.ladder import FRAME, draw_figure, is_ladder
-from labkit.course.ledger import claims
+from labkit.course.ladder import FRAME, draw_figure, is_ladder, tell_rungs
 from labkit.course.results import recorded_results, stored_results
 from labkit.course.starting import start_from
 from labkit.measure.frames import load_frame
@@ -30,11 +29,15 @@ img { max-width: 100%; height: auto; }
 .wide img { min-width: 40rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
-th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
-td.half { width: 50%; overflow-wrap: anywhere; }
-details ul { padding-left: 1rem; }
+th, td { text-align: left; padding: .4rem .75rem .4rem 0; border-bottom: 1px solid #ccc; vertical-align: top; }
+.question { color: #555; }
+.failed { color: #a00; overflow-wrap: anywhere; }
 .status { padding: .5rem 1rem; border-left: .25rem solid #0173b2; background: #eef5fa; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+@media (max-width: 45rem) { /* a phone: the cells of a row below each other */
+  thead { display: none; }
+  td { display: block; border: 0; padding: .1rem 0; }
+  tr { display: block; border-bottom: 1px solid #ccc; padding: .6rem 0; }
+}
 </style>
 </head>
 <body>
@@ -46,56 +49,39 @@ reloads itself until the tour has ended.{% endif %}</p>
 <p>Measured on this machine at <code>{{ scale }}</code> scale. Speed-ups are means of paired rounds; brackets show the
 95&nbsp;% interval.</p>
 <h2>The ladder</h2>
-<p>From the loader of the first tutorial to the fast path, all rungs timed in one run, so they can be compared with
-each other. Each number is the median rate, and the speed-up over the first rung.
+<p>From the loader of the first tutorial to the fast path. Each rung keeps what the rungs before it changed, and all
+were timed in one run. The numbers are the median rate, and the speed-up over the first rung.
 {% if not own_ladder %}This is the stored run; yours replaces it when notebook 11b has ended.{% endif %}</p>
-{% for picture in ladders %}
+{% for picture, story in ladders %}
 <p class="wide"><img alt="Images per second of every rung, and the limits"
 src="data:image/png;base64,{{ picture }}"></p>
+<p>{{ story }}</p>
 {% endfor %}
 <h2>What the notebooks found</h2>
-{% if results %}
-<div class="wide"><table>
-<tr><th>notebook</th><th>result</th></tr>
-{% for name, found in results.items() %}
-<tr><td><a href="{{ name }}.html">{{ name }}</a></td>
-<td>{% for text in found.sentences %}{{ text|replace("**", "") }} {% endfor %}
-{% if found.not_here %}<em>This run does not show: {{ found.not_here|join(" ")|replace("**", "") }}</em>{% endif %}
+{% if rows %}
+<p>Each row is a notebook, and links to the run. The runs behind the figures are in <a href="frames/">frames/</a>, as
+CSV.</p>
+<table>
+<thead><tr><th>notebook</th><th>answer</th></tr></thead>
+{% for name, found, run in rows %}
+<tr><td>{% if name in pages %}<a href="{{ name }}.html">{{ name }}</a>{% else %}{{ name }}{% endif %}
+{% if run %}<br><span class="question">{{ run.notebook.question }}</span>{% endif %}</td>
+<td>{% if run and run.error %}<span class="failed">failed: {{ run.error }}</span>{% endif %}
+{% if found %}<strong>{{ found.sentences[0]|plain }}</strong> {{ found.sentences[1:]|join(" ")|plain }}
+{% if found.not_here %}<em>This run does not show: {{ found.not_here|join(" ")|plain }}</em>{% endif %}{% endif %}
 </td></tr>
 {% endfor %}
-</table></div>
+</table>
 {% else %}
 <p>No notebook has ended yet.</p>
 {% endif %}
 <h2>Where do I start?</h2>
-<div class="wide">{{ start|safe }}</div>
-<h2>The claims</h2>
-{% if is_running %}
-<p>They are judged when the tour has ended.</p>
-{% else %}
-<p>What others have published, beside what was found here; notebook 14 explains how verdicts are reached.</p>
-<table>
-<tr><th>claim, with their figure</th><th>verdict</th></tr>
-{% for name, row in claims %}
-<tr><td class="half"><code>{{ name }}</code><br>{{ row.claim }}<br>Theirs: {{ row.theirs }}.</td>
-<td class="half"><strong>{{ row.verdict }}</strong>{% if row.ours %}<br>{{ row.ours }}{% endif %}
-{% if row.note %}<br>{{ row.note }}{% endif %}</td></tr>
-{% endfor %}
-</table>
-{% endif %}
-<h2>Notebooks of this run</h2>
-<p>The runs behind them are in <a href="frames/">frames/</a>, as CSV.</p>
-<div class="wide"><table>
-<tr><th>notebook</th><th>question</th><th>seconds</th><th>result</th></tr>
-{% for run in runs %}
-<tr><td><a href="{{ run.notebook.name }}.html">{{ run.notebook.name }}</a></td><td>{{ run.notebook.question }}</td>
-<td class="number">{{ "%.0f"|format(run.seconds) }}</td><td>{{ run.error or "ran" }}</td></tr>
-{% endfor %}
-</table></div>
+{{ start|safe }}
+<p>Notebook 14, and <code>python -m labkit claims</code>, judge what others have published by these figures.</p>
 <h2>The machine</h2>
-<div class="wide"><table>
+<table>
 {% for name, value in machine.items() %}<tr><th>{{ name }}</th><td>{{ value if value != "" else "none" }}</td></tr>
-{% endfor %}</table></div>
+{% endfor %}</table>
 </body>
 </html>
 """
@@ -106,20 +92,26 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
 
     Args:
         status: A sentence for the top of the page.
-        is_running: The page reloads itself and leaves out the claims, since more is to come.
+        is_running: The page reloads itself, since more is to come.
 
     Raises:
         ValueError: a file there is not a frame; names it.
     """
     frames = [load_frame(path) for path in sorted((folder / "frames").glob("*.csv"))]
     own = [frame for frame in frames if is_ladder(frame)]
-    results = recorded_results(folder / "results")
-    html = jinja2.Environment(autoescape=True).from_string(_PAGE).render(
-        status=status, is_running=is_running, scale=scale().name, runs=runs, results=results,
-        start=start_from(stored_results() | results).to_html(pages=[run.notebook.name for run in runs]),
-        ladders=[png_base64(draw_figure(frame), dpi=120) for frame in own or [load_frame(NOTEBOOK_FOLDER / FRAME)]],
-        own_ladder=bool(own),
-        claims=[] if is_running else list(claims(folder if results else None).iterrows()), machine=environment(),
+    results, ran = recorded_results(folder / "results"), {run.notebook.name: run for run in runs}
+    pages = {path.stem for path in folder.glob("*.html")}  # of earlier runs, too
+    jinja = jinja2.Environment(autoescape=True)
+    jinja.filters["plain"] = lambda text: text.replace("**", "").replace("`", "")
+    html = jinja.from_string(_PAGE).render(
+        pages=pages, status=status, is_running=is_running, scale=scale().name,
+        rows=[(name, results.get(name), ran.get(name)) for name in sorted(results | ran)],
+        start=start_from(stored_results() | results).to_html(pages=pages),
+        ladders=[
+            (png_base64(draw_figure(frame), dpi=120), tell_rungs(frame))
+            for frame in own or [load_frame(NOTEBOOK_FOLDER / FRAME)]
+        ],
+        own_ladder=bool(own), machine=environment(),
     )  # fmt: skip
     write_atomic(folder / "index.html", html.encode())
     return folder / "index.html"

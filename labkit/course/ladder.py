@@ -134,6 +134,15 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
     return ax
 
 
+def tell_rungs(data: pd.DataFrame) -> str:
+    """What each rung brings over the one before it, and all together, in words."""
+    summary = quiet_summary(data)
+    times = summary[~is_limit(summary.index.to_series())]["speedup"]  # over the first
+    gains = [f"{label}, {ratio:.1f} times" for label, ratio in (times / times.shift()).iloc[1:].items()]
+    whole = f"In all, that is {times.iloc[-1]:.1f} times as fast."
+    return f"How fast each rung is, compared with the one before it: {'; '.join(gains)}. {whole}"
+
+
 def store_figure(frame: Path, folder: Path) -> Path:
     """Copy a recorded ladder (the CSV `frame`) into `folder`, and draw `FIGURE` from it; return the figure's path."""
     data = frame.read_bytes()

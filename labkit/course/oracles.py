@@ -104,11 +104,6 @@ def _quiet_stderr() -> Iterator[None]:
         os.close(null)
 
 
-def default_call(data: bytes, decoder: str) -> np.ndarray:
-    """Decode as in the library's first example: uint8 or uint16, channels last. Raises the library's own errors."""
-    return _decode_calls(by_default=True)[decoder](data)
-
-
 def _compare_with_reference(data: bytes, call: Callable[[bytes], np.ndarray]) -> dict:
     try:
         pixels = call(data)
@@ -317,7 +312,7 @@ def _describe_agreement(table: pd.DataFrame) -> str:
 
 def _show_decoded(ax: Axes, data: bytes, decoder: str) -> None:
     try:
-        pixels = default_call(data, decoder)
+        pixels = _decode_calls(by_default=True)[decoder](data)
     except Exception as error:
         ax.text(0.5, 0.5, "refused", ha="center", va="center", transform=ax.transAxes)
         _strip_axes(ax, type(error).__name__)

@@ -1,4 +1,4 @@
-"""Reference runs on a GPU: the experiments of notebooks 03, 06, 07, 11b and 13 that need one.
+"""Reference runs on a GPU: the experiments of notebooks 03, 06, 07 and 13 that need one.
 
 `python -m labkit reference` on a CUDA machine checks and measures them, and writes `<env_id>.csv` (runs) and `.json`
 (machine) to `notebooks/reference/`. It needs no Jupyter.
@@ -18,14 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from labkit.data.dataset import ImageDataset
-from labkit.data.decode import decode
 from labkit.data.labels import labels_of
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
 from labkit.errors import ArgumentError, OperationError
 from labkit.loading.augment import RECIPES, make_augment
 from labkit.loading.batch_loader import BatchLoader
-from labkit.loading.limits import decode_limit
 from labkit.loading.mix import cutmix, mixup
 from labkit.loading.prefetch import CUDAPrefetcher
 from labkit.loading.torch_loader import Loader, LoaderConfig, make_loader
@@ -275,82 +273,6 @@ def move_to(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]
     return partial(move_tensors, device=device, non_blocking=non_blocking)
 
 
-_MAX_MEAN_DIFFERENCE = 3.0  # of 255: decoders may enlarge chroma and round differently
-
-
-def copying(device: torch.device, scale: Scale) -> Experiment:
-    """uint8 batches copied to the device: pageable, page-locked, without waiting, and as one block.
-
-    The last is the limit for anything that starts in memory. An image has 3 x 224 x 224 bytes.
-    """
-    n_batches = 8
-    pageable = torch.randint(256, (n_batches, scale.batch_size, 3, 224, 224), dtype=torch.uint8)
-    pinned = pageable.pin_memory() if device.type == "cuda" else pageable
-    block = torch.empty_like(pageable, device=device)
-    batches: dict[str, Factory] = {
-        "pageable": partial(_copy_batches, pageable, device, non_blocking=False),
-        "pinned": partial(_copy_batches, pinned, device, non_blocking=False),
-        "pinned, non_blocking": partial(_copy_batches, pinned, device, non_blocking=True),
-        "bandwidth: one block": lambda: iter([block.copy_(pinned, non_blocking=True)]),
-    }
-
-    def check() -> None:
-        for label, make in batches.items():
-            copied = torch.stack(list(make())).cpu().view_as(pageable)
-            ensure(torch.equal(copied, pageable), f"{label}: the copy differs from the original")
-
-    n_times = max(1, 16 * scale.n_photos // (n_batches * scale.batch_size))
-    variants = {label: partial(_count_copies, make, n_times) for label, make in batches.items()}
-    return Experiment("11 copy to the GPU", "pageable", variants, check)
-
-
-def _copy_batches(batches: Tensor, device: torch.device, *, non_blocking: bool) -> Iterator[Tensor]:
-    return (batch.to(device, non_blocking=non_blocking) for batch in batches)
-
-
-def _count_copies(make: Callable[[], Iterable[Tensor]], n_times: int) -> Iterator[int]:
-    for _ in range(n_times):
-        for copied in make():
-            yield copied.shape[:-3].numel()
-
-
-def nvjpeg(store: FolderStore, device: torch.device, scale: Scale) -> Experiment:
-    """JPEGs decoded by the GPU, a batch per call, compared with the CPU decoder's limit and the whole CPU path."""
-    encoded = [torch.frombuffer(bytearray(store.read(key)), dtype=torch.uint8) for key in store.keys()]  # noqa: SIM118
-    batches = [encoded[start : start + scale.batch_size] for start in range(0, len(encoded), scale.batch_size)]
-    loader = BatchLoader(store, batch_size=scale.batch_size)
-    augment = make_augment("light", "v2", part="geometry")
-
-    def decode_batch(batch: list[Tensor]) -> list[Tensor]:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
-        return decode_jpeg(batch, mode=ImageReadMode.RGB, device=device)
-
-    def crop_batch(batch: list[Tensor]) -> Tensor:
-        return torch.stack([augment(image) for image in decode_batch(batch)])
-
-    def check() -> None:
-        for key, image in zip(store.keys(), decode_batch(batches[0]), strict=False):
-            expected = decode(store.read(key)).float()
-            ensure(image.shape == expected.shape, f"{key}: {tuple(image.shape)} and {tuple(expected.shape)}")
-            difference = (image.cpu().float() - expected).abs().mean().item()
-            ensure(difference < _MAX_MEAN_DIFFERENCE, f"{key}: the two decoders differ by {difference:.1f} of 255")
-        ours, _ = next(iter(loader))
-        theirs = crop_batch(batches[0])
-        ensure(theirs.shape == ours.shape, f"{tuple(theirs.shape)} and {tuple(ours.shape)}")
-        ensure(theirs.dtype == ours.dtype, f"{theirs.dtype} and {ours.dtype}")
-
-    limit = decode_limit(store)
-    variants: dict[str, Factory] = {
-        "BatchLoader, copied": partial(map, move_to(device, non_blocking=True), loader),
-        "BatchLoader": lambda: loader,
-        "decode limit of the CPU": lambda: limit,
-        "nvJPEG, decoding alone": lambda: (len(decode_batch(batch)) for batch in batches),
-        "nvJPEG, cropped on the GPU": lambda: map(crop_batch, batches),
-    }
-    return Experiment("11 nvJPEG", "BatchLoader, copied", variants, check)
-
-
 def peers_on_gpu(store: FolderStore, device: torch.device, scale: Scale) -> Experiment:
     """Epochs of uint8 batches on the device: DataLoader, BatchLoader and, if installed, DALI on the CPU and the GPU."""
     augment = make_augment("light", "v2", part="geometry")
@@ -392,8 +314,8 @@ def record_reference(
     Args:
         folder: Folder for the two files; the package's own folder takes CUDA runs only.
         device: `"cuda"`, or `"cpu"` to rehearse, with a folder of your own.
-        simulated: Rehearse the CUDA code on `lk.simulated_cuda()`, with a smaller model and without what only a real
-            device has (nvJPEG, torch.compile). The times are those of the simulation's own work: they say nothing.
+        simulated: Rehearse the CUDA code on `lk.simulated_cuda()`, with a smaller model and without
+            torch.compile. The times are those of the simulation's own work: they say nothing.
         say: Called with a line for each experiment.
 
     Returns:
@@ -433,15 +355,11 @@ def _record(folder: Path, device: torch.device, rounds: int, say: Callable[[str]
 def _make_experiments(device: torch.device, size: Scale) -> Iterator[Experiment]:
     """Makes one at a time, so that memory holds the models and batches of one only."""
     store = FolderStore(make_photos(photo_root("imagenet"), size.n_photos))
-    is_real = device.type == "cuda" and not is_simulated()
-    compiled = is_real  # in a rehearsal, compiling would take longer than everything else
+    compiled = device.type == "cuda" and not is_simulated()  # in a rehearsal it would take longer than everything else
     yield pinning(store, device, size)
     yield augment_on_device(device, size, "light", compiled=compiled)
     yield augment_on_device(device, size, "heavy", compiled=compiled)
     yield mixing(device, size)
     yield who_augments(store, device, size)
     yield overlap(store, device, size)
-    yield copying(device, size)
-    if is_real or device.type == "cpu":
-        yield nvjpeg(store, device, size)
     yield peers_on_gpu(store, device, size)

@@ -151,7 +151,7 @@ def stored_results(path: Path = STORED) -> dict[str, Result]:
         return {name: Result.from_record(name, record, origin) for name, record in content["notebooks"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"{path} holds no results ({error!r}): restore it with git, or install labkit again"
+            f"{path} holds no results ({type(error).__name__}: {error}): restore it with git, or install labkit again"
         ) from error
 
 

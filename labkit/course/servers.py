@@ -5,16 +5,22 @@ They still share the cores.
 """
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from html import escape
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote, unquote
+from uuid import uuid4
+from xml.etree import ElementTree
 
 from labkit.errors import MissingFileError, MissingLibraryError, StorageError
 from labkit.util.files import key_from_name, path_from_key
@@ -45,33 +51,39 @@ def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterato
 
 @contextmanager
 def serve_s3(buckets: Mapping[str, str | os.PathLike], *, latency_ms: float = 0.0) -> Iterator[dict[str, Any]]:
-    """An S3 server (moto's) on the loopback interface, filled from folders.
+    """Serve folders as the buckets of an S3 service on the loopback interface.
+
+    It runs in a process of its own, and accepts any credentials. Objects can be listed, read whole or in ranges,
+    written and removed; the folders themselves stay as they are.
 
     Args:
-        buckets: Name of each bucket, and the folder whose files go into it.
+        buckets: Name of each bucket, and the folder whose files are its objects.
         latency_ms: Wait before each answer to a GET or HEAD, to imitate a distant server.
 
     Yields:
-        `storage_options` for `ObjectStore`, `TarStore` and `read_shards`. The server and its contents end with the
-        block.
+        `storage_options` for `ObjectStore`, `TarStore` and `read_shards`. The server, and what was written to it, end
+        with the block.
 
     Raises:
-        ImportError: moto or s3fs is missing; names the extra.
+        FileNotFoundError: a folder is not there.
+        ImportError: s3fs, which those three need, is missing; names the extra.
+
+    >>> with course.serve_s3({"bucket": "photos"}, latency_ms=30) as options:  # doctest: +SKIP
+    ...     store = lk.ObjectStore("s3://bucket", storage_options=options)
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    try:
-        import moto.server  # noqa: F401 - for the server process
-        import s3fs
-    except ImportError as error:
-        raise MissingLibraryError(f"{error.name} is missing: {install_command('test')}") from error
-    with _server_process("s3", str(latency_ms)) as port:
-        options = {"key": "labkit", "secret": "labkit", "endpoint_url": f"http://127.0.0.1:{port}"}
-        filesystem = s3fs.S3FileSystem(**options)
-        for bucket, folder in buckets.items():
-            filesystem.mkdir(bucket)
-            filesystem.put(os.fspath(folder).rstrip("/") + "/", f"{bucket}/", recursive=True)
-        yield options
+    if find_spec("s3fs") is None:
+        raise MissingLibraryError(f"s3fs is missing: {install_command('s3')}")
+    for folder in buckets.values():
+        if not os.path.isdir(folder):
+            raise MissingFileError(f"{folder} is not a folder")
+    folders = {name: os.path.abspath(folder) for name, folder in buckets.items()}
+    with (
+        tempfile.TemporaryDirectory() as written,
+        _server_process("s3", str(latency_ms), json.dumps(folders), written) as port,
+    ):
+        yield {"key": "labkit", "secret": "labkit", "endpoint_url": f"http://127.0.0.1:{port}"}
 
 
 @contextmanager
@@ -110,28 +122,102 @@ def _serve_folder(root: str, latency_ms: str) -> None:
         items = "".join(f'<li><a href="{link}">file</a></li>' for link in links)
         return web.Response(text=f"<ul>{items}</ul>", content_type="text/html")
 
-    app = web.Application()
-    app.router.add_get(r"/{path:[\s\S]*}", answer)
+    _run(answer)
+
+
+_LIST_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+def _serve_s3(latency_ms: str, folders: str, written: str) -> None:
+    from aiohttp import web
+
+    buckets = {name: _files_in(folder) for name, folder in json.loads(folders).items()}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method in ("GET", "HEAD"):
+            await asyncio.sleep(float(latency_ms) / 1e3)
+        bucket, _, key = unquote(request.rel_url.raw_path)[1:].partition("/")
+        if bucket not in buckets:
+            return _s3_error(404, "NoSuchBucket", "The specified bucket does not exist")
+        objects = buckets[bucket]
+        if request.method == "PUT":
+            objects[key] = path = os.path.join(written, uuid4().hex)
+            with open(path, "wb") as file:
+                file.write(await request.read())
+            return web.Response(headers={"ETag": f'"{uuid4().hex}"'})
+        if request.method == "DELETE":
+            objects.pop(key, None)
+            return web.Response(status=204)
+        if request.method == "POST" and "delete" in request.query:
+            for of_object in ElementTree.fromstring(await request.read()).iter():  # noqa: S314 - of this machine's client
+                if of_object.tag.endswith("Key"):
+                    objects.pop(of_object.text or "", None)
+            return web.Response(text="<DeleteResult/>", content_type="application/xml")
+        if request.method not in ("GET", "HEAD"):
+            return _s3_error(501, "NotImplemented", "This server takes whole objects, and not parts of them.")
+        if not key:
+            return web.Response(text=_s3_list(bucket, objects, request.query), content_type="application/xml")
+        if key not in objects:
+            return _s3_error(404, "NoSuchKey", "The specified key does not exist.")
+        return web.FileResponse(objects[key])  # or the range that is asked for
+
+    _run(answer)
+
+
+def _files_in(folder: str) -> dict[str, str]:
+    """Key and path of each file in a folder, as an upload of the folder names them."""
+    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    return {os.path.relpath(path, folder).replace(os.sep, "/"): path for path in paths}
+
+
+def _s3_error(status: int, code: str, message: str) -> Any:
+    from aiohttp import web
+
+    text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return web.Response(status=status, text=text, content_type="application/xml")
+
+
+def _s3_list(bucket: str, objects: Mapping[str, str], query: Mapping[str, str]) -> str:
+    """What ListObjectsV2 answers: a page of the keys that begin with a prefix, or with a delimiter of its folders."""
+    prefix, delimiter, limit = query.get("prefix", ""), query.get("delimiter", ""), int(query.get("max-keys", 1000))
+    last = query.get("continuation-token") or query.get("start-after", "")
+    names = set()
+    for key in objects:
+        if key.startswith(prefix):
+            head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], "", "")
+            names.add(prefix + head + found)
+    rest = sorted(name for name in names if name > last)
+    page, encode = rest[:limit], quote if query.get("encoding-type") == "url" else escape
+    rows = [_s3_row(encode(name), objects.get(name)) for name in page]
+    more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(rest) > limit else ""
+    encoding = "<EncodingType>url</EncodingType>" * (encode is quote)
+    return (
+        f'<ListBucketResult xmlns="{_LIST_NAMESPACE}"><Name>{bucket}</Name><Prefix>{encode(prefix)}</Prefix>'
+        f"<KeyCount>{len(page)}</KeyCount><MaxKeys>{limit}</MaxKeys>{encoding}"
+        f"<IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}{''.join(rows)}</ListBucketResult>"
+    )
+
+
+def _s3_row(name: str, path: str | None) -> str:
+    if path is None:
+        return f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
+    about = os.stat(path)
+    changed = datetime.fromtimestamp(about.st_mtime, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    etag = f"{about.st_mtime_ns:x}-{about.st_size:x}"  # as aiohttp answers for the file
+    return (
+        f"<Contents><Key>{name}</Key><LastModified>{changed}</LastModified><ETag>&quot;{etag}&quot;</ETag>"
+        f"<Size>{about.st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    )
+
+
+def _run(answer: Callable[..., Any]) -> None:
+    from aiohttp import web
+
+    app = web.Application(client_max_size=2**32)
+    app.router.add_route("*", r"/{path:[\s\S]*}", answer)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         web.run_app(app, sock=listener, access_log=None, print=None)
-
-
-def _serve_s3(latency_ms: str) -> None:
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
-
-    moto, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
-
-    def answer(request: Any, start: Any) -> Any:
-        if request["REQUEST_METHOD"] in ("GET", "HEAD"):
-            time.sleep(float(latency_ms) / 1e3)  # in a thread of its own, of which there are as many as connections
-        with turn:  # 64 threads that contend for Python's lock would take twice as long as one after the other
-            return moto(request, start)
-
-    server = make_server("127.0.0.1", 0, answer, threaded=True)
-    print(server.port, flush=True)
-    server.serve_forever()
 
 
 def _exit_with_parent() -> None:

@@ -2,6 +2,7 @@
 
 import html
 import os
+import re
 from collections.abc import Collection, Mapping
 
 import pandas as pd
@@ -18,7 +19,7 @@ _CHANGES = (
      "09_marigold_storage", "indexed tar over tarfile"),
     ("decode", "`lk.make_loader`: one worker per core",
      "03_persistent_workers", "one worker per core over none"),
-    ("decode", "`lk.map_items`: smaller JPEGs, made once",
+    ("decode", "`lk.tile_jpegs`: smaller JPEGs, made once",
      "11_resize_once", "JPEG at 256 over the photos as they came"),
     ("decode", "`lk.BatchLoader`: threads that decode only what a crop needs",
      "11b_raw_pixels", "BatchLoader over DataLoader workers"),
@@ -81,28 +82,23 @@ class Start:
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
 
-    def __str__(self) -> str:
-        return f"{_ASK}\n{self._shown().to_string(index=False)}\n{self._origins()}"
-
-    __repr__ = __str__
-
     def to_html(self, pages: Collection[str]) -> str:
         """The table as HTML; names of notebooks that have a page next to it are links."""
         shown = self._shown()
         shown["notebook"] = [
             f'<a href="{name}.html">{name}</a>' if name in pages else name for name in shown["notebook"]
         ]
-        table = shown.to_html(index=False, escape=False)
-        return f"<p>{html.escape(_ASK)}</p>{table}<p>{html.escape(self._origins())}</p>"
+        table = shown.to_html(index=False, escape=False, border=0)
+        return re.sub("`(.*?)`", r"<code>\1</code>", f"<p>{_ASK}</p>{table}<p>{html.escape(self._origins())}</p>")
 
-    def to_markdown(self) -> str:
+    def __str__(self) -> str:
         """The table in Markdown, whose links to notebooks JupyterLab, GitHub and the site follow."""
         shown = self._shown()
         shown["notebook"] = [f"[{name}]({name}.ipynb)" for name in shown["notebook"]]
         rows = [shown.columns, ["---"] * len(shown.columns), *shown.itertuples(index=False)]
         return "\n".join([_ASK, "", *(f"| {' | '.join(row)} |" for row in rows), "", self._origins()])
 
-    _repr_markdown_ = to_markdown
+    __repr__ = _repr_markdown_ = __str__
 
     def _shown(self) -> pd.DataFrame:
         gains = [

@@ -42,7 +42,7 @@ MISSING = (404, 410)  # statuses of HTTP
 
 _BLOCK_BYTES = 1 << 20  # read at a time; one request fetches the headers of many small members of a tar
 _MAX_WAIT_S = 10  # between two attempts, whatever the server asks for
-_TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, *range(500, 600)}) - {501}  # a method that the server lacks
 _BOTOCORE_CONNECTIONS = 10  # botocore.endpoint.MAX_POOL_CONNECTIONS
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # of fsspec's info
 
@@ -171,8 +171,8 @@ class HttpClient:
 
     Args:
         num_connections: Connections kept open; use as many as there are threads.
-        retries: Attempts after the first, on refused connections, truncated or stalled bodies and statuses 408, 429,
-            5xx.
+        retries: Attempts after the first, on refused connections, truncated or stalled bodies and statuses 408, 425,
+            429 and 5xx but 501.
         timeout_s: Longest wait for a connection, and for the next byte.
     """
 
@@ -231,9 +231,18 @@ class HttpClient:
 def _open_pool(num_connections: int, retries: int, timeout_s: float) -> "urllib3.PoolManager":
     import urllib3
 
+    class Retry(urllib3.Retry):
+        """Waits by its own rule where a server asks for a wait that is neither a number nor a date."""
+
+        def parse_retry_after(self, retry_after: str) -> float:
+            try:
+                return super().parse_retry_after(retry_after)
+            except urllib3.exceptions.InvalidHeader:
+                return 0
+
     for name in ("urllib3.connectionpool", "urllib3.poolmanager", "urllib3.util.retry"):
         logging.getLogger(name).addFilter(_strip_queries)
-    retry = urllib3.Retry(
+    retry = Retry(
         retries,
         status_forcelist=_TRANSIENT_STATUSES,
         allowed_methods={"GET"},
@@ -340,9 +349,18 @@ class ObjectClient:
             raise MissingFileError(f"{name} does not exist") from None
         except ValueError as error:
             raise ArgumentError(redact(str(error))) from None
-        except PermissionError:
-            raise PermissionError(f"{name}: access denied; check the credentials and what they allow") from None
+        except PermissionError as error:
+            said = redact(str(error).removesuffix("."))
+            raise PermissionError(
+                f"{name}: access denied ({said}); check the credentials and what they allow"
+            ) from None
         except Exception as error:
+            if "unexpected keyword argument" in str(error):
+                remedy = "check its options, which are keywords, as in lk.open_store(url, anon=True)"
+                raise ArgumentError(f"{name} cannot be opened: {redact(str(error))}; {remedy}") from None
+            if type(error).__name__ == "NoCredentialsError":
+                remedy = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass anon=True for a public bucket"
+                raise PermissionError(f"{name}: there are no credentials; {remedy}") from None
             cause = redact(str(getattr(error, "strerror", None) or type(error).__name__))
             raise StorageError(
                 f"{name} gave no complete answer ({cause}): check the server and the network, then run again"
@@ -353,10 +371,25 @@ def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, st
     import fsspec
 
     try:
-        return fsspec.core.url_to_fs(url, **storage_options)
+        found = fsspec.core.url_to_fs(url, **storage_options)
     except ImportError as error:
         scheme = url.partition("://")[0]
         raise MissingLibraryError(f"{scheme}:// needs a package ({error}); for S3: {install_command('s3')}") from error
+    if not _caches:
+        os.register_at_fork(before=_keep_for_child, after_in_parent=_inherited.pop)
+    if (cache := getattr(type(found[0]), "_cache", None)) is not None and all(cache is not each for each in _caches):
+        _caches.append(cache)
+    return found
+
+
+# A fork empties fsspec's caches. What they held must not be collected in the child: s3fs would close its connections,
+# whose end the parent's event loop never sees, so that the parent's next request waits for 15 seconds, or forever.
+_caches = list[Any]()  # of the classes of filesystems that were opened
+_inherited = list[list[Any]]()  # what they held at each fork above this process
+
+
+def _keep_for_child() -> None:
+    _inherited.append([list(cache.values()) for cache in _caches])  # copied at once: other threads open more
 
 
 class ObjectBlob(ObjectClient):
@@ -406,6 +439,8 @@ def evict(paths: Iterable[os.PathLike]) -> int:
     """
     if not hasattr(os, "posix_fadvise"):
         raise StorageError("this system has no posix_fadvise: cold reads cannot be measured here")
+    if isinstance(paths, str | bytes | os.PathLike):
+        raise WrongTypeError(f"paths must be several, such as lk.FolderStore(root).paths(), got {paths!r:.100}")
     total = 0
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)

@@ -37,8 +37,10 @@ from labkit.data.partial_jpeg import (
     APP1,
     APPLICATION_MARKERS,
     END_OF_IMAGE,
+    FRAMES,
     START_OF_SCAN,
     bare_jpeg,
+    has_all_restarts,
     has_stray_markers,
     is_progressive,
     is_scalable,
@@ -231,7 +233,8 @@ def warn_of_lost_bits(data: bytes, key: str | None) -> None:
             warn_caller(
                 f"{key or 'an image'} has 16 bits a channel, of which the high 8 are kept, here and in all others like "
                 "it: right for photos, and a loss for depths, labels or measurements. Read those with all their bits "
-                "in your own data set, by np.asarray(PIL.Image.open(io.BytesIO(store.read(key)))), or by lk.DepthPairs",
+                "as targets=, by lk.Masks or lk.Maps, or in your own data set, by "
+                "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))",
                 BitDepthWarning,
             )
         except BitDepthWarning:  # where it is an error, each such image is one
@@ -326,15 +329,18 @@ def open_image(data: bytes) -> Image.Image:
     """Read the header only, and refuse what must not reach any decoder."""
     if not data:
         raise ArgumentError("the file is empty")
-    header = _open(data)
+    header = open_any(data)
     if header.width * header.height > MAX_PIXELS:
         raise ArgumentError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
     if not _is_complete(data, header.format):
         raise ArgumentError("the file is truncated")
+    if header.format in _JPEG_FORMATS and not has_all_restarts(data):
+        raise ArgumentError("a part of its data is lost: its restart markers are not in turn")
     return header
 
 
-def _open(data: bytes) -> Image.Image:
+def open_any(data: bytes) -> Image.Image:
+    """`open_image`, also of what is truncated or has too many pixels."""
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except (UnidentifiedImageError, ValueError, SyntaxError) as error:  # what Pillow's readers of metadata raise
@@ -349,12 +355,17 @@ def _open(data: bytes) -> Image.Image:
 _OTHER_KINDS = (
     (rb"GIF8", "a GIF"), (rb"BM", "a BMP"), (rb"II\*\0|MM\0\*", "a TIFF"), (rb"....ftypavi[fs]", "an AVIF"),
     (rb"....ftyp(hei|hev|mif)", "a HEIC"), (rb"\s*<(!DOCTYPE|html)", "a web page"), (rb"\s*<svg", "an SVG"),
+    (rb"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` brings"), (rb"\Z", "an empty file"),
     (rb"\xff\xd8", "a damaged JPEG"), (rb"\x89PNG", "a damaged PNG"), (rb"RIFF....WEBP", "a damaged WebP"),
     (rb"\0{16}", "a file of zeros"), (rb"\xff\x0a|\0\0\0\x0cJXL", "a JPEG XL"), (rb"\0\0\0\x0cjP  ", "a JPEG 2000"),
 )  # fmt: skip
 
 
 def _kind_of(data: bytes) -> str:
+    frame = next((segment for segment in iter_segments(data) if segment.marker in FRAMES), None)
+    n_bits = data[frame.start] if frame and data.startswith(b"\xff\xd8") and frame.end <= len(data) else 8
+    if n_bits in (12, 16):
+        return f"a JPEG of {n_bits} bits a sample"
     names = (name for start, name in _OTHER_KINDS if re.match(start, data, re.DOTALL | re.IGNORECASE))
     return next(names, f"unknown bytes that begin with {data[:8]!r}")
 
@@ -411,11 +422,17 @@ def _scaled_size(data: bytes, header: Image.Image, short_side: int | None) -> tu
 
 
 def _decode_pil(_: Any, data: bytes, header: Image.Image, short_side: int | None) -> Tensor:
+    return _to_chw(np.array(rgb_of(load_pixels(data, header))))
+
+
+def load_pixels(data: bytes, header: Image.Image) -> Image.Image:
+    """An opened image with its pixels, whatever Pillow says of the metadata behind those of a PNG."""
     try:
         header.load()
-    except (ValueError, SyntaxError):  # also what Pillow raises for metadata behind the pixels of a PNG
+    except (ValueError, SyntaxError):
         header = (open_without_metadata(data) if header.format == "PNG" else None) or header
-    return _to_chw(np.array(rgb_of(header)))
+        header.load()
+    return header
 
 
 def rgb_of(image: Image.Image) -> Image.Image:

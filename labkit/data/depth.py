@@ -22,9 +22,8 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from labkit.data.decode import open_image
+from labkit.data.decode import load_pixels, open_image
 from labkit.data.remote import as_store
-from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError, MissingFileError, MissingKeyError
 from labkit.util.arguments import require_choice, require_local_path
 from labkit.util.strings import PackedStrings
@@ -342,7 +341,7 @@ class DepthPairs(Dataset):
 
     def __init__(
         self,
-        store: Store | str | os.PathLike,
+        store: Any,
         filename_list: str | os.PathLike,
         *,
         preset: str | Preset = "hypersim",
@@ -420,7 +419,7 @@ def decode_picture(data: bytes, column: str) -> np.ndarray:
     """
     channels, dtypes, kind = _RGB if column == "rgb" else _DEPTH
     try:
-        pixels = np.asarray(open_image(data))
+        pixels = np.asarray(load_pixels(data, open_image(data)))
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plug-ins raise all kinds of errors

@@ -25,6 +25,7 @@ from labkit.util.process import progress_bar
 
 WORK = ".extract"  # folder under the root: what each folder came from, and what is still being extracted
 _MAX_PATH_BYTES = 4096  # PATH_MAX of Linux: nothing could open a longer one
+_MAX_DEPTH = 500  # Python makes, walks and removes folders by functions that call themselves
 
 
 def extract_tars(
@@ -209,6 +210,8 @@ def safe_path(name: str) -> str:
     if len(name.encode("utf-8", "surrogateescape")) > _MAX_PATH_BYTES:
         raise ArgumentError(f"is longer than a path can be ({_MAX_PATH_BYTES} bytes)")
     parts = [part for part in name.split("/") if part not in ("", ".")]
+    if len(parts) > _MAX_DEPTH:
+        raise ArgumentError(f"lies {len(parts)} folders deep, where {_MAX_DEPTH} are allowed")
     if name.startswith("/"):
         raise ArgumentError("is an absolute name")
     if ".." in parts:

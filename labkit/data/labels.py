@@ -1,37 +1,48 @@
-"""Labels as torchvision's `ImageFolder` makes them: an image's class is the first folder of its key.
+"""Labels: those of torchvision's `ImageFolder`, where an image's class is the first folder of its key, or one's own.
 
-A label is the number of its class in alphabetical order, or in a list of classes that is handed over.
+A label is the number of its class in alphabetical order, or in a list of classes that is handed over. Labels of one's
+own may be anything else, too: numbers to predict, several classes at once, captions.
 """
 
-from collections import defaultdict
+import json
+import os
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from labkit.errors import ArgumentError
-from labkit.util.files import n_images
+from labkit.data.stores import HasSizes, Store
+from labkit.errors import ArgumentError, MissingLibraryError, WrongTypeError
+from labkit.util.arguments import kind_of, require_file
+from labkit.util.files import is_image, n_images
 from labkit.util.process import warn_caller
+from labkit.util.strings import PackedStrings
 
-_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+_SPLIT = re.compile(r"(train(ing)?|val(id(ation)?)?|test(ing)?)[-_]?\d*", re.IGNORECASE)  # COCO: train2017
+_OF_PHOTOS = re.compile(r"(images?|imgs?|photos?|pictures?|rgb)", re.IGNORECASE)
+_OF_TARGETS = re.compile(r"(masks?|labels?|annotations?|segmentations?|depths?)", re.IGNORECASE)
 _MAX_NAMED = 5
 
 
 class LabelWarning(UserWarning):
-    """All images have label 0."""
+    """All images have label 0, or many have a class of their own."""
 
 
 class Labeled:
     """What has labels.
 
     Attributes:
-        classes: Their names, which labels index into.
-        labels: int64 (N,), the label of each image; read-only.
+        classes: Names of the classes that labels index into; empty where they are something else.
+        labels: The label of each image, in the order of `keys`. Class numbers and other integers: int64 (N,). Floats:
+            float32 (N,). Vectors of one length: (N, C) of these. All read-only. What are no numbers: a sequence.
     """
 
     classes: list[str]
-    labels: np.ndarray
+    labels: Any
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -39,34 +50,152 @@ class Labeled:
         return {name: label for label, name in enumerate(self.classes)}
 
 
+def chosen_keys(store: Any, keys: Iterable[str] | None = None) -> PackedStrings:
+    """The names of a store's images; with `keys`, these alone, in their order.
+
+    Raises:
+        TypeError: `keys` are no strings.
+        ValueError: some are not in the store, or there twice, or there are none; says how many, and the first.
+    """
+    there = store.keys if isinstance(store.keys, Sequence) else store.keys()  # of a PixelStore, or a store
+    if keys is None:
+        return PackedStrings(there)
+    what = 'keys must be a list of names of images, such as frame["image"]'
+    # A table would give its columns' names, and a set another order in each process.
+    if isinstance(keys, str | bytes | Mapping | set | frozenset) or hasattr(keys, "columns"):
+        raise WrongTypeError(f"{what}, got {kind_of(keys)}")
+    try:
+        names: list[Any] = list(keys)  # whatever the caller has
+        if numbers := [name for name in names if isinstance(name, Integral)]:
+            raise WrongTypeError(
+                f"got numbers, the first {numbers[0]}, and names are such as {there[0]!r}: make them, as by "
+                f'frame["id"].astype(str) + {os.path.splitext(there[0])[1]!r}; pd.read_csv(..., dtype=str) keeps 007'
+            )
+        chosen = PackedStrings(names)
+    except TypeError as error:
+        raise WrongTypeError(f"{what}: {error}") from None
+    if not names:
+        raise ArgumentError(f"{what}, got none: leave keys= out to use all images")
+    known = set(there)
+    unknown = [key for key in names if key not in known]
+    if unknown:
+        raise ArgumentError(
+            f"{_name_of(store)} has no image {unknown[0]!r}, which keys= names ({len(unknown)} of its {len(names)} "
+            f"are unknown): names are those in keys() of the store, such as {there[0]!r}"
+        )
+    if len(set(names)) < len(names):
+        twice = [key for key, times in Counter(names).items() if times > 1]
+        raise ArgumentError(
+            f"keys= names images more than once ({len(twice)} of them, the first {twice[0]!r}): name each once, and "
+            "let a sampler draw some more often"
+        )
+    return chosen
+
+
+def sizes_of(store: Store, keys: Iterable[str]) -> list[int] | None:
+    """Bytes of some images; None if the store does not know them."""
+    if not isinstance(store, HasSizes):
+        return None
+    sizes = dict(zip(store.keys(), store.sizes().tolist(), strict=True))
+    return [sizes[key] for key in keys]
+
+
 def labels_of(
-    keys: Sequence[str], classes: Sequence[str] | None = None, *, source: Any = "the set"
-) -> tuple[list[str], np.ndarray]:
+    keys: Sequence[str], classes: Sequence[str] | None = None, *, labels: Any = None, source: Any = "the set"
+) -> tuple[list[str], Any]:
     """The classes of a set of images, and each image's label.
 
     Args:
         keys: Paths under the root, with `/` between their parts.
-        classes: Names that labels shall index into, such as those of the training set for its validation set. An empty
-            list: images without labels, which all get 0. Default: the first folders, in alphabetical order.
+        classes: Names that labels index into, such as those of the training set for its validation set. An empty list:
+            labels are no classes, so that strings stay strings; without `labels`, all images get 0. Default: the
+            strings among `labels`, or the first folders, in alphabetical order.
+        labels: The labels, in place of the folders: a sequence with one for each key, or a mapping of keys to labels.
+            A pandas Series or DataFrame is a mapping if its index holds strings. The path of a `.csv` with a header,
+            or a `.parquet`: its first column names the images, the others are the label. In mappings and files, other
+            names are ignored; if no key is there, keys without their suffix are looked for. Default: those of the
+            source, if it has `labels`; else the folders.
         source: Where the keys are from, for messages: a store, or a name.
 
     Returns:
-        `classes` as a list, and the labels, int64 (len(keys),), read-only.
+        `classes` as a list, empty where labels are no classes; and the labels, as `Labeled` has them.
 
     Raises:
-        ValueError: a folder is not in `classes`; or, without `classes`, images lie next to the class folders, or the
-            class folders are train, val and the like. Each says how many images are concerned, and the remedy.
+        TypeError, ValueError: `labels` or `classes` are of another kind; an image has no label; a label is not in
+            `classes`. Or without `labels`: a folder is not in `classes`; or, without `classes`, images lie next to the
+            class folders, or these are train, val and the like. Each says how many images are concerned, and the
+            remedy.
     """
-    name = source if isinstance(source, str) else getattr(source, "name", type(source).__name__)
-    folders, labels = number_folders(map(_first_folder, keys), len(keys))
-    if classes is None:
-        _check_tree(name, keys, folders, labels)
-        classes = folders
+    name = _name_of(source)
+    names = None if classes is None else checked_classes(classes)
+    is_unused = names == [] and getattr(source, "classes", None) != []  # else they are captions and the like
+    if labels is None and not is_unused and (own := _labels_of_source(source)) is not None:
+        labels, names = _own_labels(source, own, names)
+    if labels is not None:
+        return _label(name, keys, names, labels)
+    folders, numbers = number_names(map(_first_folder, keys), len(keys))
+    if names is None:
+        _check_tree(name, keys, folders, numbers)
+        names = folders
+    elif names:
+        numbers = _numbered_as(name, names, folders, numbers)
     else:
-        classes = checked_classes(classes)
-        labels = _numbered_as(name, classes, folders, labels)
-    labels.setflags(write=False)
-    return classes, labels
+        numbers = np.zeros_like(numbers)
+    numbers.setflags(write=False)
+    return names, numbers
+
+
+def check_named(labels: Any, keys: Any) -> None:
+    """Raise ArgumentError for rows of pandas that name no image, where no `keys` say whose they are."""
+    if keys is None and hasattr(labels, "iloc") and _of_pandas(labels)[0] is None:
+        raise ArgumentError(
+            f"labels is {kind_of(labels)} whose index does not name the images, and the store has them in an order of "
+            'its own: pass keys=frame["image"], too, or labels=frame.set_index("image")["label"]'
+        )
+
+
+def labels_at(labels: Any, indices: Sequence[int] | np.ndarray) -> Any:
+    """The labels of some images, as a batch has them: a tensor (n, ...) of numbers, or a list of what else they are.
+
+    Args:
+        labels: As `labels_of` returns them.
+        indices: Of the images.
+    """
+    from torch import from_numpy  # here: who only writes files does without torch
+
+    if isinstance(labels, np.ndarray):
+        return from_numpy(labels[np.asarray(indices, np.int64)])
+    return [labels[index] for index in indices]
+
+
+def chosen_labels(labels: Any, rows: np.ndarray) -> Any:
+    """The labels of some images of a set, as those of a set of their own."""
+    if isinstance(labels, np.ndarray):
+        chosen = labels[rows]
+        chosen.setflags(write=False)
+        return chosen
+    values = [labels[row] for row in rows.tolist()]
+    return PackedStrings(values) if isinstance(labels, PackedStrings) else values
+
+
+def label_at(labels: Any, index: int) -> Any:
+    """One image's label: an int; a float32 or int64 tensor where labels are floats or vectors; or what else it is."""
+    if not isinstance(labels, np.ndarray):
+        return labels[index]
+    if labels.ndim == 1 and labels.dtype == np.int64:
+        return int(labels[index])
+    from torch import tensor
+
+    return tensor(labels[index])
+
+
+def _labels_of_source(source: Any) -> Any:
+    # No getattr with a default: it would take an error within a property for a source without labels.
+    return source.labels if hasattr(type(source), "labels") or "labels" in getattr(source, "__dict__", ()) else None
+
+
+def _name_of(source: Any) -> str:
+    return source if isinstance(source, str) else getattr(source, "name", type(source).__name__)
 
 
 def _first_folder(key: str) -> str:
@@ -74,17 +203,18 @@ def _first_folder(key: str) -> str:
     return folder if slash else ""
 
 
-def number_folders(folders: Iterable[str], count_of_images: int) -> tuple[list[str], np.ndarray]:
-    """The sorted names of the images' folders, and the number of each image's folder: int64 (count_of_images,)."""
+def number_names(names: Iterable[str], count_of_images: int) -> tuple[list[str], np.ndarray]:
+    """The sorted names of the images' classes, and the number of each image's class: int64 (count_of_images,)."""
     numbers: dict[str, int] = defaultdict(count().__next__)  # in the order in which they come
-    numbered = np.fromiter((numbers[folder] for folder in folders), np.int64, count_of_images)
-    names = sorted(numbers)
-    return names, np.argsort([numbers[name] for name in names])[numbered]
+    numbered = np.fromiter((numbers[name] for name in names), np.int64, count_of_images)
+    ordered = sorted(numbers)
+    return ordered, np.argsort([numbers[name] for name in ordered])[numbered]
 
 
 def checked_classes(classes: Sequence[str]) -> list[str]:
     """A list of classes; ValueError if it is not one, or names a class twice."""
-    is_list = isinstance(classes, Iterable) and not isinstance(classes, str | bytes | Mapping)
+    # A set has another order in each process.
+    is_list = isinstance(classes, Iterable) and not isinstance(classes, str | bytes | Mapping | set | frozenset)
     names = list(classes) if is_list else []
     if not is_list or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"classes must be a list of names, such as `train.classes`, got {classes!r}")
@@ -95,7 +225,7 @@ def checked_classes(classes: Sequence[str]) -> list[str]:
 
 
 def check_same_classes(
-    place: str, found: Sequence[str], asked: Sequence[str], remedy: str, *, error: type[ValueError] = ValueError
+    place: str, found: Sequence[str], asked: Sequence[str], remedy: str, *, error: type[ValueError] = ArgumentError
 ) -> None:
     """Raise `error` where labels index into other classes than those asked for; it names the first that differs."""
     found, asked = list(found), list(asked)
@@ -131,7 +261,7 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
             f"folders ({_listed(folders[1:])}) and in none of them: move them into one, or away (torchvision's "
             "ImageFolder would leave them out in silence), or pass classes=[] if labels are not used"
         )
-    elif all(folder.casefold() in _SPLITS for folder in folders) and _is_nested(keys):
+    elif _are_kinds(folders) or (all(map(_SPLIT.fullmatch, folders)) and _is_nested(keys)):
         raise ArgumentError(
             f"{name} holds the parts of a data set ({_listed(folders)}), whose classes are the folders below: open "
             f"each by itself ({', '.join(f'root/{folder}' for folder in folders)}). If these are the classes, pass "
@@ -146,28 +276,302 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
         )
 
 
+def _are_kinds(folders: list[str]) -> bool:
+    """Whether the folders are those of photos and of what belongs to them, such as `images` and `masks`."""
+    kinds = [0 if _OF_PHOTOS.fullmatch(folder) else 1 if _OF_TARGETS.fullmatch(folder) else 2 for folder in folders]
+    return {*kinds} == {0, 1}
+
+
 def _is_nested(keys: Sequence[str]) -> bool:
     return any(key.count("/") > 1 for key in keys)
 
 
-def _numbered_as(name: str, classes: list[str], folders: list[str], labels: np.ndarray) -> np.ndarray:
-    """Labels that index into `classes` in place of `folders`."""
-    if not classes:
-        return np.zeros_like(labels)
+def _numbered_as(
+    name: str, classes: list[str], found: list[str], labels: np.ndarray, *, is_own: bool = False
+) -> np.ndarray:
+    """Labels that index into `classes` in place of the names that were found."""
     numbers = {name: number for number, name in enumerate(classes)}
-    counts = np.bincount(labels, minlength=len(folders))
+    counts = np.bincount(labels, minlength=len(found))
     unknown = [
-        f"{repr(folder) if folder else 'no folder'} ({n_images(number)})"
-        for folder, number in zip(folders, counts.tolist(), strict=True)
-        if folder not in numbers
+        f"{repr(each) if each or is_own else 'no folder'} ({n_images(number)})"
+        for each, number in zip(found, counts.tolist(), strict=True)
+        if each not in numbers
     ]
     if unknown:
+        remedy = (
+            "has every label, or leave these images out by keys="
+            if is_own
+            else "has every folder, or move these images away"
+        )
         raise ArgumentError(
             f"{name} has images outside the {len(classes)} classes that were passed ({_listed(classes)}): "
-            f"{', '.join(unknown)}. Pass a list that has every folder, or move these images away"
+            f"{', '.join(unknown[:_MAX_NAMED])}{', ...' * (len(unknown) > _MAX_NAMED)}. Pass a list that {remedy}"
         )
-    return np.array([numbers[folder] for folder in folders], np.int64)[labels]
+    return np.array([numbers[each] for each in found], np.int64)[labels]
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_MAX_NAMED])) + (", ..." if len(names) > _MAX_NAMED else "")
+
+
+# Labels of one's own: found for each key, then made what they become.
+
+_KINDS = (
+    "labels must be a sequence with one label for each key, a mapping of keys to labels, such as a dict or a pandas "
+    "Series, or the path of a .csv or .parquet file whose first column names the images"
+)
+
+
+def _own_labels(source: Any, labels: Any, names: list[str] | None) -> tuple[dict[str, Any], list[str] | None]:
+    """The labels that a source has by itself, by its keys, and the classes that they then index into."""
+    own = getattr(source, "classes", None)  # an empty list: the labels are no classes, as captions
+    if own and names:  # other numbers; -1 is none, as in test sets
+        labels = [None if label is None or not 0 <= label < len(own) else own[label] for label in labels]
+    return dict(zip(source.keys(), labels, strict=True)), names if own is None or names else list(own)
+
+
+def _label(name: str, keys: Sequence[str], names: list[str] | None, labels: Any) -> tuple[list[str], Any]:
+    """Classes and labels of a set whose labels are given."""
+    values = typed_labels(_values_for(name, keys, labels))
+    if isinstance(values, np.ndarray):  # in a vector, NaN stands for one unknown number
+        missing = np.flatnonzero(np.isnan(values)).tolist() if values.ndim == 1 else []
+    else:
+        missing = [row for row, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise _lacks_labels(name, keys, missing)
+    if isinstance(values, np.ndarray):
+        _check_range(name, keys, names, values)
+        values.setflags(write=False)
+    elif isinstance(values, PackedStrings):
+        if names == []:
+            return [], values
+        found, numbers = number_names(values, len(values))
+        if names is None:
+            names = found
+            if len(found) > max(_MANY_CLASSES, len(values) / 2):
+                warn_caller(
+                    f"{name} has {len(found)} different labels in {n_images(len(values))}, such as {values[0]!r:.100}: "
+                    "are these captions? Pass classes=[], and they stay strings; else the list of classes",
+                    LabelWarning,
+                )
+        else:
+            numbers = _numbered_as(name, names, found, numbers, is_own=True)
+        numbers.setflags(write=False)
+        return names, numbers
+    elif names:
+        raise ArgumentError(
+            f"classes= goes with labels that are names or numbers of classes, and those of {name} are neither, such as "
+            f"{values[0]!r:.100}: leave classes= out"
+        )
+    return names or [], values
+
+
+def typed_labels(values: Any) -> Any:
+    """Labels as `Labeled` has them: an array if they are numbers or vectors of one length, else a sequence.
+
+    Args:
+        values: An array with a row for each image, or a list with an item for each.
+    """
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+        values = list(values)
+        kinds = set(map(type, values))
+        if values and all(issubclass(kind, str) for kind in kinds):
+            return PackedStrings(values)  # every worker would copy a list, page by page
+        if kinds <= {bool, int, float}:
+            array = _numbers_in(values)
+            if array is None:
+                raise _too_large(max(values, key=abs))
+        else:
+            rows: list[Any] = [_numbers_in(value) for value in values]
+            is_even = all(row is not None and row.ndim < 2 and row.shape == rows[0].shape for row in rows)
+            array = np.stack(rows) if is_even else None
+        if array is None:
+            return values
+        values = array
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
+        raise _too_large(values.max())
+    return values.astype(np.int64)  # a copy, which may be made read-only
+
+
+def _too_large(label: int) -> ArgumentError:
+    return ArgumentError(f"labels that are integers must fit into 64 bits with a sign, got {label!s:.40}")
+
+
+def as_json(label: Any) -> str:
+    """A label as files keep it; TypeError if it is something that JSON does not hold."""
+    try:
+        return json.dumps(label, default=_listed_numbers)
+    except (TypeError, ValueError) as error:  # ValueError: it holds itself
+        raise WrongTypeError(
+            "labels that files keep must be numbers, strings, or lists or dicts of these, as in JSON: got "
+            f"{label!r:.100} ({error})"
+        ) from None
+
+
+def _listed_numbers(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # arrays, tensors, and their numbers
+        return value.tolist()
+    raise WrongTypeError(f"it holds {kind_of(value)}")
+
+
+def _numbers_in(value: Any) -> np.ndarray | None:
+    """A number, or a list, array or tensor of them, as an array; None if it is something else."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _is_missing(value: Any) -> bool:
+    is_nan = isinstance(value, float | np.floating) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")  # of pandas
+
+
+def _lacks_labels(name: str, keys: Sequence[str], missing: list[int]) -> ArgumentError:
+    has = "has" if len(missing) == 1 else "have"
+    return ArgumentError(
+        f"{name}: {n_images(len(missing))} of {len(keys)} {has} no label, such as {keys[missing[0]]!r}: add "
+        "what is missing to labels=, or use only some images, by keys="
+    )
+
+
+def _check_range(name: str, keys: Sequence[str], names: list[str] | None, labels: np.ndarray) -> None:
+    """Refuse numbers that cannot index into the classes that were passed."""
+    if not names or labels.shape[1:] == (len(names),):  # each column is one of the classes
+        return
+    if labels.ndim > 1 or labels.dtype != np.int64:
+        raise ArgumentError(
+            f"{len(names)} classes were passed ({_listed(names)}), and the labels of {name} are {labels.dtype} "
+            f"{labels.shape}, which cannot index into them: leave classes= out"
+        )
+    outside = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    if len(outside):
+        raise ArgumentError(
+            f"{name} has {n_images(len(outside))} whose label is no number of the {len(names)} classes that were "
+            f"passed (0 to {len(names) - 1}), such as {keys[outside[0]]!r} with {labels[outside[0]]}: pass all, "
+            "and number them from 0"
+        )
+
+
+def _values_for(name: str, keys: Sequence[str], labels: Any) -> Any:
+    """The label of each key: an array with as many rows, or a list."""
+    if isinstance(labels, str | os.PathLike):
+        labels = _read_table(labels)
+    names: Iterable[Any] | None = None
+    values: Any
+    if isinstance(labels, Mapping):
+        names, values = labels.keys(), list(labels.values())
+    elif hasattr(labels, "iloc"):  # of pandas
+        names, values = _of_pandas(labels)
+    elif (
+        isinstance(labels, bytes | set | frozenset) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) == 0
+    ):
+        raise WrongTypeError(f"{_KINDS}; got {kind_of(labels)}")
+    else:
+        values = _numbers_in(labels) if hasattr(labels, "ndim") else None  # an array or a tensor
+        values = labels if values is None else values
+    if names is not None:
+        return _values_by_name(name, keys, list(map(str, names)), values)
+    if len(values) != len(keys):
+        raise ArgumentError(
+            f"labels has {len(values)} labels, and {name} {n_images(len(keys))}: a sequence has one for each, in the "
+            "order of keys=, or of the keys() of the store; a mapping or a file may have more"
+        )
+    return values
+
+
+def _values_by_name(name: str, keys: Sequence[str], names: list[str], values: Any) -> Any:
+    rows: dict[str, int] = {}
+    repeated = {each for row, each in enumerate(names) if rows.setdefault(each, row) != row}
+    found = list(keys)
+    if not any(key in rows for key in found):
+        found = [os.path.splitext(key)[0] for key in found]
+    missing = [row for row, each in enumerate(found) if each not in rows]
+    if len(missing) == len(found) and names:
+        raise ArgumentError(
+            f"labels= has no label for any image of {name}: its names are such as {names[0]!r}, and those of the "
+            f"images such as {keys[0]!r}; make them the same, but for the suffix"
+        )
+    if missing:
+        raise _lacks_labels(name, keys, missing)
+    if twice := [each for each in found if each in repeated]:
+        raise ArgumentError(
+            f"labels= names images more than once ({len(twice)} of them, the first {twice[0]!r}): give each one label, "
+            'such as by frame.groupby("image")["label"].agg(list) where it may have several'
+        )
+    positions = [rows[each] for each in found]
+    return values[positions] if isinstance(values, np.ndarray) else [values[position] for position in positions]
+
+
+def _of_pandas(table: Any) -> tuple[Iterable[str] | None, Any]:
+    """Names and values of a Series or DataFrame; no names where its rows are in the order of the keys."""
+    names = table.index if _is_text(table.index) else None
+    if table.ndim == 1:
+        return names, table.to_numpy()
+    columns = [table.iloc[:, number] for number in range(table.shape[1])]
+    if names is None and len(columns) > 1 and _is_text(columns[0]):  # as in a file
+        names, *columns = columns
+    if len(columns) == 1:
+        return names, columns[0].to_numpy()
+    if not columns or not all(column.dtype.kind in "biuf" for column in columns):
+        listed = _listed([str(column.name) for column in columns])
+        raise ArgumentError(
+            f"labels has {len(columns)} columns besides the names of images ({listed}), and only numbers make a "
+            'vector: choose what is the label, such as labels=frame.set_index("image")["label"]'
+        )
+    filled = [column.astype(np.float64) if column.hasnans else column for column in columns]
+    return names, np.column_stack([column.to_numpy() for column in filled])
+
+
+def _is_text(values: Any) -> bool:
+    return len(values) > 0 and all(isinstance(value, str) for value in values)
+
+
+def _read_table(place: str | os.PathLike) -> Any:
+    """A table whose index holds the names of images, as text: `007` stays so."""
+    path = require_file("labels", place, "name the file of labels in it, such as labels.csv")
+    import pandas as pd  # here: its import takes a while
+
+    try:
+        if path.suffix.lower() == ".parquet":
+            table = pd.read_parquet(path)
+        elif path.suffix.lower() == ".csv":
+            table = pd.read_csv(path, low_memory=False)  # else a column may have numbers and strings
+            texts = pd.read_csv(path, dtype=str, keep_default_na=False)  # a class may be named None, or NA
+            for number, column in enumerate(table.columns):
+                if not number or table[column].dtype.kind not in "biuf":
+                    table.isetitem(number, texts[column].where(texts[column] != ""))
+        else:
+            raise ArgumentError(f"{_KINDS}; got {path}: read it with pandas, and pass the Series or DataFrame")
+    except ImportError as error:
+        raise MissingLibraryError(f"{path} cannot be read without pyarrow: python -m pip install pyarrow") from error
+    except ArgumentError:
+        raise
+    except ValueError as error:  # of pandas and pyarrow
+        raise ArgumentError(f"{path} cannot be read as a table: {error}") from error
+    if _is_text(table.index):
+        return table
+    if table.shape[1] < 2:
+        raise ArgumentError(
+            f"{path} must have a column of images' names and one of labels, between commas: it has "
+            f"{table.shape[1]} ({_listed(list(map(str, table.columns)))})"
+        )
+    if is_image(first := str(table.columns[0])):
+        raise ArgumentError(f"{path} has no header, since its first line names an image, {first!r}: add image,label")
+    if first == "Unnamed: 0" and table.shape[1] > 2 and _is_text(table.iloc[:, 1]):  # else that column names the images
+        rest = list(map(str, table.columns[1:]))
+        raise ArgumentError(
+            f"{path} begins with a column without a name, as pandas writes the numbers of rows: write it by "
+            f"frame.to_csv(..., index=False), or pass labels=pd.read_csv({path.name!r}, usecols={rest!r})"
+        )
+    names = table.iloc[:, 0].astype(str)
+    return table.iloc[:, 1:].set_index(pd.Index(names, dtype=object))
+
+
+_MANY_CLASSES = 20

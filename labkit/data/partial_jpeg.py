@@ -39,6 +39,7 @@ _SCALABLE_FRAMES = _PROGRESSIVE_FRAMES | {0xC0, 0xC1, 0xC9}  # with a DCT: also 
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xd9\xff]")
 # Markers with a length that may stand before a scan. Others have none, or nobody reads a file that has them.
 _WITH_LENGTH = FRAMES | APPLICATION_MARKERS | {0xC4, 0xCC, *range(0xDA, 0xE0)}
+_RESTARTS = 0xDD  # DRI, which states the interval
 _HEAD = struct.Struct(">BBH")
 
 
@@ -133,6 +134,38 @@ def has_stray_markers(data: bytes) -> bool:
     return not segments or _MARKER_IN_SCAN.search(data, start, end if end >= 0 else len(data)) is not None
 
 
+def has_all_restarts(data: bytes) -> bool:
+    """Whether the restart markers of a JPEG are in turn, and of a single scan as many as its frame has intervals.
+
+    libjpeg only warns where one is missing or at another's place, and paints what it does not find.
+
+    Source: ITU-T T.81, sections B.2.4.4 and E.1.4
+    """
+    segments = segments_before_scan(data)
+    interval = next((data[segment.start : segment.end] for segment in segments if segment.marker == _RESTARTS), b"")
+    if not any(interval):
+        return True
+    scan = segments[-1]
+    codes = np.frombuffer(data, np.uint8)[scan.end :]
+    seconds = codes[np.flatnonzero(codes[:-1] == 0xFF) + 1]
+    markers = seconds[(seconds >= 0xD0) & (seconds <= START_OF_SCAN) & (seconds != 0xD8)]
+    markers = markers[: int(np.argmax(np.append(markers, END_OF_IMAGE[1]) == END_OF_IMAGE[1]))]
+    for numbers in np.split(markers, np.flatnonzero(markers == START_OF_SCAN)):
+        numbers = numbers[numbers != START_OF_SCAN] & 7
+        if not np.array_equal(numbers, np.arange(len(numbers)) & 7):
+            return False
+    frame = next((segment for segment in segments if segment.marker in FRAMES), None)
+    if frame is None or frame.end < frame.start + 6:
+        return True  # which is another damage
+    _, height, width, n_components = struct.unpack_from(">BHHB", data, frame.start)
+    factors = data[frame.start + 7 : frame.end : 3] if n_components > 1 else b"\x11"
+    if frame.marker in _PROGRESSIVE_FRAMES or data[scan.start] != n_components or not height or 0 in factors:
+        return True
+    mcu_width, mcu_height = (8 * max(factor >> 4 for factor in factors), 8 * max(factor & 15 for factor in factors))
+    n_intervals = -(-(-(-width // mcu_width) * -(-height // mcu_height)) // int.from_bytes(interval))
+    return n_intervals - 1 <= len(markers) <= n_intervals  # some encoders put one behind the last interval
+
+
 def has_all_scans(data: bytes) -> bool:
     """Whether the scans of a progressive JPEG give all bits of all its coefficients.
 
@@ -198,6 +231,9 @@ class _Fraction(ctypes.Structure):
     _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
 
 
+_FRACTIONS = {scale: _Fraction(1, scale) for scale in SCALES}
+
+
 class RegionDecoder:
     """Decodes parts of 8-bit RGB and gray JPEGs into its own memory, without the GIL. Use one per thread.
 
@@ -211,8 +247,12 @@ class RegionDecoder:
 
     def __init__(self) -> None:
         self._library = load_library()
-        self._memory = np.empty(0, np.uint8)
+        self._allocate(0)
         self._open()
+
+    def _allocate(self, n_bytes: int) -> None:
+        self._memory = np.empty(n_bytes, np.uint8)
+        self._address = self._memory.ctypes.data
 
     def _open(self) -> None:
         """Replace the handle: after an error libjpeg-turbo keeps tables that corrupt later images."""
@@ -238,34 +278,38 @@ class RegionDecoder:
             return None
         return Frame(get(handle, _HEIGHT), get(handle, _WIDTH))
 
-    def decode(self, data: bytes, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
+    def decode(self, data: bytes | bytearray, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
         """Decode what a crop needs.
 
         Args:
-            data: A JPEG that `header` accepted.
+            data: A JPEG that `header` accepted, or `labkit.data.tiles.head_of`.
             crop: Top, left, height and width in pixels of the full image.
             scale: One of `SCALES`: 2 for an image of half the height and half the width.
 
         Returns:
             The pixels, or None if the data are damaged.
         """
-        library, handle = self._library, self._handle
-        frame = self.header(data)
-        if frame is None:
+        library, handle, n_bytes = self._library, self._handle, len(data)
+        source = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
+        if library.tj3DecompressHeader(handle, source, n_bytes) != 0:
+            self._reset()
             return None
-        block = -(-_BLOCK_WIDTHS[library.tj3Get(handle, _SUBSAMPLING)] // scale)
-        top, height = _expand_to_chroma(crop[0], crop[2], frame.height, scale)
-        left, width = _expand_to_chroma(crop[1], crop[3], frame.width, scale)
+        subsampling = library.tj3Get(handle, _SUBSAMPLING)
+        if not 0 <= subsampling < len(_BLOCK_WIDTHS):
+            return None
+        block = -(-_BLOCK_WIDTHS[subsampling] // scale)
+        top, height = _expand_to_chroma(crop[0], crop[2], library.tj3Get(handle, _HEIGHT), scale)
+        left, width = _expand_to_chroma(crop[1], crop[3], library.tj3Get(handle, _WIDTH), scale)
         width += left % block
         left -= left % block
         size = height * width * 3
         if len(self._memory) < size:
-            self._memory = np.empty(size, np.uint8)
+            self._allocate(size)
         pixels = self._memory[:size].reshape(height, width, 3)
         failed = (
-            library.tj3SetScalingFactor(handle, _Fraction(1, scale))
+            library.tj3SetScalingFactor(handle, _FRACTIONS[scale])
             or library.tj3SetCroppingRegion(handle, _Region(left, top, width, height))
-            or library.tj3Decompress8(handle, data, len(data), pixels.ctypes.data, 0, _RGB)
+            or library.tj3Decompress8(handle, source, n_bytes, self._address, 0, _RGB)
         )
         if failed:
             self._reset()
@@ -286,8 +330,9 @@ class WholeDecoder:
             return None
         return Frame(height, width) if colorspace in ("RGB", "YCbCr", "Gray") else None
 
-    def decode(self, data: bytes, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
+    def decode(self, data: bytes | bytearray, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
         """Decode the whole image; arguments and result as for `RegionDecoder.decode`."""
+        data = bytes(data)
         frame = self.header(data)
         if frame is None:
             return None
@@ -332,7 +377,7 @@ def _candidate_paths() -> list[str]:
 
 def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare argument types, without which ctypes truncates pointers to 32 bits."""
-    handle, number, data = ctypes.c_void_p, ctypes.c_int, (ctypes.c_char_p, ctypes.c_size_t)
+    handle, number, data = ctypes.c_void_p, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t)
     # PyDLL keeps the GIL: releasing it for less than microseconds costs more than it gives, as other threads wake up.
     quick = ctypes.PyDLL(library._name, handle=library._handle)
     for source, name, *types in (

@@ -1,10 +1,10 @@
 """Decoded pixels in one file, mapped into memory.
 
-The pixel file, version 2: raw images one after another, with an index and checksums. All numbers little-endian.
+The pixel file, versions 2 and 3: raw images one after another, with an index and checksums. All numbers little-endian.
 
     offset       size         what
     0            8            the bytes `LKPIXELS`
-    8            4            version, uint32: 2
+    8            4            version, uint32: 2, or 3 if labels are no class numbers
     12           4            short side that images were resized to, in pixels, uint32
     16           8            N, number of images, uint64
     24           8            size of the index in bytes, uint64
@@ -19,13 +19,18 @@ The pixel file, version 2: raw images one after another, with an index and check
     128 + 8 N    8 (N + 1)    where each key begins in the block of keys, and its end, uint64
     136 + 16 N   8 N          height and width of each image, int32 pairs
     136 + 24 N   4 N          CRC-32 of each image's H x W x 3 bytes, uint32
-    136 + 28 N   4 N          label of each image, int32: the number of its class
-    136 + 32 N   C            the block of classes: a JSON list of their names
+    136 + 28 N   4 N          label of each image, int32: the number of its class; in version 3: zeros
+    136 + 32 N   C            the block of classes: a JSON list of their names; in version 3: see below
     ...          the rest     the block of keys, UTF-8; bytes of a file name that are not UTF-8 stay as they are
     ...          ...          each image: H rows of W pixels of red, green, blue, uint8; padded with zeros to 64 bytes
 
 Images are in the order of the keys, the first at the next multiple of 64 after the index, with nothing in between.
-The CRC is zlib's. Later versions keep bytes 0 to 11 and 124 to 127 where they are, so that this one can name them.
+The CRC is zlib's.
+
+In version 3, the block of classes is a JSON object: `classes`, the list; `labels`, a list of the label of each image,
+such as a number, a list of numbers, a string or an object; and, where they are numbers or lists of numbers of one
+shape, `dtype`, `float32` or `int64`. Files whose labels are 32-bit integers are of version 2. Later versions keep bytes
+0 to 11 and 124 to 127 where they are, so that this one can name them.
 """
 
 import hashlib
@@ -48,11 +53,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labkit.data.dataset import transformed
+from labkit.data.dataset import sample_of, transformed
 from labkit.data.decode import decode, load_decoder
-from labkit.data.labels import Labeled, check_same_classes, labels_of, warn_of_no_classes
+from labkit.data.labels import (
+    Labeled,
+    as_json,
+    check_named,
+    check_same_classes,
+    chosen_keys,
+    labels_of,
+    sizes_of,
+    warn_of_no_classes,
+)
 from labkit.data.remote import as_store
-from labkit.data.stores import HasSizes, Store
+from labkit.data.stores import Store
 from labkit.errors import (
     DecodeError,
     FolderError,
@@ -68,7 +82,8 @@ from labkit.util.parallel import check_engine, format_error, is_disk_full, map_i
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
-_MAGIC, _VERSION, _ALIGNMENT = b"LKPIXELS", 2, 64
+_MAGIC, _ALIGNMENT = b"LKPIXELS", 64
+_OF_CLASSES, _OF_LABELS = 2, 3  # versions: whose labels are class numbers, and anything else
 _HEADER = struct.Struct("<8sII3QI32s16sQ24x")  # then its CRC-32
 _HEADER_BYTES = _HEADER.size + 4
 _RECIPE = 1  # of the pixels; raised when the same images and settings give others
@@ -105,7 +120,7 @@ class PixelStore(Labeled, Dataset):
         transform: Called with the uint8 (3, H, W) tensor; its result replaces the image.
 
     Items: `(image, label)`; image uint8 (3, H, W) RGB (or what `transform` made of it), a copy that may be written to;
-    its strides are channels-last, as those of `decode`. Label: an int index into `classes`.
+    its strides are channels-last, as those of `decode`. Labels are those of `ImageDataset`, as `build` got them.
     Images have different sizes: for batches, let the transform crop.
 
     Attributes:
@@ -115,7 +130,7 @@ class PixelStore(Labeled, Dataset):
         shapes: int32 (N, 2), height and width of each image.
         classes: Names of the classes, as `build` made them.
         class_to_idx: Class -> label.
-        labels: int64 (N,), the label of each image; read-only.
+        labels: The label of each image, as `ImageDataset` has them; read-only.
 
     Raises:
         FileNotFoundError: no such file.
@@ -146,7 +161,7 @@ class PixelStore(Labeled, Dataset):
             raise MissingFileError(f"{path} does not exist: make it with {_BUILD}") from None
         except IsADirectoryError:
             raise FolderError(f"{path} is a folder, not a pixel store: make one of its images with {_BUILD}") from None
-        _, _, short_side, n, _, _, crc, digest, decoder, class_bytes = _HEADER.unpack_from(header)
+        _, version, short_side, n, _, _, crc, digest, decoder, class_bytes = _HEADER.unpack_from(header)
         if zlib.crc32(rows) != crc:
             raise PixelError(f"{path} is damaged: its index does not match its checksum; {_REBUILD}")
 
@@ -159,10 +174,19 @@ class PixelStore(Labeled, Dataset):
         key_offsets = column("<u8", n + 1, 8 * n).astype(np.int64)
         self.shapes = column("<i4", 2 * n, 8 + 16 * n).astype(np.int32).reshape(n, 2)
         self._crcs = column("<u4", n, 8 + 24 * n).astype(np.uint32)
-        self.labels = column("<i4", n, 8 + 28 * n).astype(np.int64)
-        self.labels.setflags(write=False)
         keys_start = 8 + 32 * n + class_bytes
-        self.classes = json.loads(rows[8 + 32 * n : keys_start])
+        try:
+            block = json.loads(rows[8 + 32 * n : keys_start])
+            if version == _OF_CLASSES:
+                block = {"classes": block, "labels": column("<i4", n, 8 + 28 * n), "dtype": "int64"}
+            self.classes, self.labels = block["classes"], block["labels"]
+            if "dtype" in block:
+                self.labels = np.array(self.labels, block["dtype"])
+                self.labels.setflags(write=False)
+            elif all(isinstance(label, str) for label in self.labels):
+                self.labels = PackedStrings(self.labels)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PixelError(f"{path} is damaged: its labels cannot be read ({error}); {_REBUILD}") from error
         # A copy of the keys, else all of `rows` stays in memory.
         self.keys = PackedStrings.from_arrays(column("u1", -1, keys_start).copy(), key_offsets)
         # Views: reading an item takes a third of the time of an array's, and writes no reference count as a list does.
@@ -173,12 +197,14 @@ class PixelStore(Labeled, Dataset):
     @classmethod
     def build(
         cls,
-        source: Store | str | os.PathLike,
+        source: Any,
         path: str | os.PathLike,
         *,
         short_side: int = 256,
         decoder: str = "turbojpeg",
         classes: Sequence[str] | None = None,
+        labels: Any = None,
+        keys: Iterable[str] | None = None,
         engine: str = "threads",
         num_workers: int | None = None,
         address: str | None = None,
@@ -200,19 +226,20 @@ class PixelStore(Labeled, Dataset):
             path: The file to write; missing folders are made.
             short_side: Pixels.
             decoder: One of `labkit.DECODERS`.
-            classes: Names that labels index into, as for `ImageDataset`. The file keeps them, and the labels.
+            classes, labels, keys: As for `ImageDataset`. The file keeps classes and labels. What are no numbers or
+                strings must be what JSON holds, and comes back as JSON has it: a tuple as a list.
             engine, num_workers, address: As in `labkit.map_items`. Threads are as fast as processes here, and start
                 at once: decoders and resizing release the GIL.
             progress: Show a live bar.
 
         Raises:
-            PixelError: something else is at `path`, or the same pixels with other classes, or the source holds no
-                image; names the file and the remedy.
+            PixelError: something else is at `path`, or the same pixels with other classes or labels, or the source
+                holds no image; names the file and the remedy.
             ItemErrors: images could not be read or decoded; has their keys. No file is written, but the parts without
                 such images are kept for a rerun.
             OSError: the disk is full; names the file, and how many parts are done. Nothing more is decoded.
-            ValueError: unknown decoder or engine, `short_side` below 1, or folders that cannot be classes, as for
-                `ImageDataset`.
+            TypeError, ValueError: unknown decoder or engine, `short_side` below 1, or labels, keys or folders that
+                cannot be used, as for `ImageDataset`.
 
         >>> store = lk.PixelStore.build("photos", "photos.pixels")
 
@@ -224,11 +251,13 @@ class PixelStore(Labeled, Dataset):
         load_decoder(decoder)  # an unknown or a missing one is one error here, not one for each image
         store = as_store(source)
         path = require_local_path("path", path).absolute()  # other processes may have another working folder
-        origin, parts = _plan_parts(store, short_side, decoder)
-        if not parts:
+        chosen = chosen_keys(store, keys)
+        if not chosen:
             raise PixelError(f"{path} is not built: the source holds no image")
-        keys = PackedStrings(key for part in parts for key in part.keys)
-        names, labels = labels_of(keys, classes, source=store)
+        check_named(labels, keys)
+        names, labels = labels_of(chosen, classes, labels=labels, source=store)
+        block = _label_block(names, labels)
+        origin, parts = _plan_parts(store, chosen, short_side, decoder)
         folder = sibling_path(path, ".parts")
         with file_lock(sibling_path(path, ".lock", hidden=True)):
             if path.exists():
@@ -239,6 +268,14 @@ class PixelStore(Labeled, Dataset):
                         f"decoder {found._origin.decoder!r}), or is of other images: {remedy}"
                     )
                 check_same_classes(str(path), found.classes, names, remedy, error=PixelError)
+                if _label_block(found.classes, found.labels) != block:
+                    pairs = zip(chosen, map(as_json, found.labels), map(as_json, labels), strict=True)
+                    differing = [
+                        f"of {key}, {there:.50} in place of {here:.50}" for key, there, here in pairs if there != here
+                    ]
+                    raise PixelError(
+                        f"{path} has {len(differing)} labels that are not those asked for ({differing[0]}): {remedy}"
+                    )
             else:
                 failures: dict[str, str] = {}
                 for failed in map_items(
@@ -253,12 +290,12 @@ class PixelStore(Labeled, Dataset):
                 ):
                     failures |= failed
                 if failures:
-                    raise ItemErrors(failures, [None] * len(keys))
+                    raise ItemErrors(failures, [None] * len(chosen))
                 made = (PixelStore(folder / part.name) for part in parts)
                 images = (part.pixels(number) for part in made for number in range(len(part)))
                 whole = folder / "whole.pixels"
                 try:
-                    _write_file(whole, origin, keys, names, labels, images)
+                    _write_file(whole, origin, chosen, block, images)
                     with open(whole, "rb") as file:  # all is on the disk before it gets its name
                         os.fsync(file.fileno())
                     whole.replace(path)
@@ -291,20 +328,20 @@ class PixelStore(Labeled, Dataset):
         self._open(path)
         _check_same_file(path, self._header == header)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         pixels = self.pixels(index)
         self.read_ahead([index % len(self)], [(0, len(pixels))])
         image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-        return transformed(self.transform, image, f"image {index}"), int(self.labels[index])
+        return sample_of(transformed(self.transform, image, f"image {index}"), self.labels, index)
 
     def pixels(self, index: int) -> np.ndarray:
         """One image, uint8 (H, W, 3) RGB: a read-only view of the file, at a multiple of 64 bytes, nothing copied."""
         if not hasattr(index, "__index__"):
             raise WrongTypeError(f"an index must be an integer from 0 to {len(self) - 1}, got {index!r:.100}")
-        if index < 0:
-            index += len(self._offsets)
-        if not 0 <= index < len(self._offsets):
+        if not -len(self) <= index < len(self):
             raise IndexError(f"{self.path.name} has no image {index}: it has {len(self)}")
+        if index < 0:
+            index += len(self)
         shape = (self._sides[2 * index], self._sides[2 * index + 1], 3)
         view = self._view()
         if view.size() < len(view):  # the file's size now; reading pixels beyond it would end the process (SIGBUS)
@@ -411,8 +448,9 @@ def _read_header(path: Path, header: bytes, size: int) -> tuple:
         raise PixelError(f"{path} is cut short or damaged: its header does not match its checksum; {_REBUILD}")
     fields = _HEADER.unpack_from(header)
     version, file_bytes = fields[1], fields[5]
-    if version != _VERSION:
-        raise PixelError(f"{path} is of version {version}, this labkit reads version {_VERSION}: {_REBUILD}")
+    if version not in (_OF_CLASSES, _OF_LABELS):
+        known = f"versions {_OF_CLASSES} and {_OF_LABELS}"
+        raise PixelError(f"{path} is of version {version}, this labkit reads {known}: {_REBUILD}")
     if size != file_bytes:
         raise PixelError(f"{path} is cut short or damaged: it has {size} bytes, not {file_bytes}; {_REBUILD}")
     return fields
@@ -422,13 +460,12 @@ def _write_file(
     path: Path,
     origin: _Origin,
     keys: PackedStrings,
-    classes: list[str],
-    labels: np.ndarray,
+    labels: tuple[int, bytes, bytes],
     images: Iterable[np.ndarray],
 ) -> None:
     """Write a pixel file in one pass: leave space for header and index, write the images, then fill that in."""
     key_block, key_offsets = keys.arrays()
-    class_block = json.dumps(classes).encode()
+    version, label_column, class_block = labels
     index_bytes = 8 + 32 * len(keys) + len(class_block) + len(key_block)
     offsets, shapes, crcs = [], [], []
     with atomic_path(path) as half, open(half, "wb") as file:
@@ -441,15 +478,25 @@ def _write_file(
             file.write(pixels.data)
             file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
         file_bytes = file.tell()
-        columns = [(offsets, "<u8"), (key_offsets, "<u8"), (shapes, "<i4"), (crcs, "<u4"), (labels, "<i4")]
+        columns = [(offsets, "<u8"), (key_offsets, "<u8"), (shapes, "<i4"), (crcs, "<u4")]
         rows = b"".join(np.asarray(column, kind).tobytes() for column, kind in columns)
-        rows += class_block + key_block.tobytes()
+        rows += label_column + class_block + key_block.tobytes()
         sizes = (len(keys), index_bytes, file_bytes, zlib.crc32(rows))
         decoder = origin.decoder.encode()
-        header = _HEADER.pack(_MAGIC, _VERSION, origin.short_side, *sizes, origin.digest, decoder, len(class_block))
+        header = _HEADER.pack(_MAGIC, version, origin.short_side, *sizes, origin.digest, decoder, len(class_block))
         file.truncate(file_bytes)
         file.seek(0)
         file.write(header + struct.pack("<I", zlib.crc32(header)) + rows)
+
+
+def _label_block(classes: list[str], labels: Any) -> tuple[int, bytes, bytes]:
+    """The version of a file with such labels, its column of labels, and its block of classes."""
+    is_array = isinstance(labels, np.ndarray)
+    if is_array and labels.ndim == 1 and labels.dtype == np.int64 and np.array_equal(labels, labels.astype(np.int32)):
+        return _OF_CLASSES, labels.astype("<i4").tobytes(), json.dumps(classes).encode()
+    content = {"classes": classes, "labels": labels if is_array else list(labels)}
+    content |= {"dtype": str(labels.dtype)} if is_array else {}
+    return _OF_LABELS, bytes(4 * len(labels)), as_json(content).encode()
 
 
 # Building: parts, each a small pixel file, whole or absent, are made in a folder next to the file, then joined.
@@ -467,10 +514,10 @@ class _Part:
         return f"{self.name} ({self.keys[0]} to {self.keys[-1]})"
 
 
-def _plan_parts(store: Store, short_side: int, decoder: str) -> tuple[_Origin, list[_Part]]:
+def _plan_parts(store: Store, chosen: Sequence[str], short_side: int, decoder: str) -> tuple[_Origin, list[_Part]]:
     """The origin of all images, and the parts, each with an origin of its own: a changed image spoils only its part."""
-    keys = list(store.keys())
-    sizes = store.sizes().tolist() if isinstance(store, HasSizes) else [None] * len(keys)
+    keys = list(chosen)
+    sizes: Sequence[int | None] = sizes_of(store, keys) or [None] * len(keys)
     count = min(_MAX_PART_IMAGES, -(-len(keys) // _MIN_PARTS))  # whatever the number of workers: a rerun may have more
 
     def origin(slot: slice) -> _Origin:
@@ -496,9 +543,10 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
         # After a loss of power a file may be incomplete.
         if made._origin == part.origin and all(map(made._is_sound, range(len(made)))):
             return {}
-    no_labels = np.zeros(len(part.keys), np.int64)  # the whole file has them: a part's pixels do not depend on them
+    # The whole file has labels: a part's pixels do not depend on them.
+    no_labels = _label_block([], np.zeros(len(part.keys), np.int64))
     try:
-        _write_file(path, part.origin, PackedStrings(part.keys), [], no_labels, _load_images(store, part))
+        _write_file(path, part.origin, PackedStrings(part.keys), no_labels, _load_images(store, part))
     except ItemErrors as error:
         return error.failures
     return {}

@@ -3,12 +3,13 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
+from labkit.data.sources import DatasetStore, MappingStore, ParquetStore, ShardStore, holds_shards
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
 from labkit.data.tar_stream import TAR_SUFFIXES
@@ -18,8 +19,12 @@ from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
 
+_SOURCES = (
+    "a folder of images or tars, a .tar, a URL, a mapping of names to bytes, a Hugging Face Dataset or a .parquet"
+)
 _HTTP_URL = "a URL, such as 'https://host/photos'"
 _FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name is a text, and no path
+_ALMOST_URL = re.compile(r"(https?|s3|gs|az|hf)[:/]|www\.", re.IGNORECASE)
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
@@ -216,28 +221,58 @@ class ObjectStore(ListedStore):
         return list(images_among(keys, self._ignore, self.name))
 
 
-def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = (), **storage_options: Any) -> Store:
-    """The store that fits a path or URL.
+def open_store(
+    source: Any,
+    *,
+    ignore: str | Iterable[str] = (),
+    image_column: str | None = None,
+    label_column: str | None = None,
+    **storage_options: Any,
+) -> Store:
+    """The store that fits a source of images: a place, a mapping, or a table.
 
     A folder of images gives a `FolderStore`, a `.tar` anywhere a `TarStore`, another `http(s)://` URL an `HttpStore`,
-    and any other scheme that fsspec knows (`s3://bucket/prefix`) an `ObjectStore`.
+    and any other scheme that fsspec knows (`s3://bucket/prefix`) an `ObjectStore`. The other kinds are in
+    `labkit.data.sources`: a folder of tars, such as WebDataset's shards, gives a `ShardStore`, a mapping of names to
+    the bytes of image files a `MappingStore`, a Hugging Face `Dataset` a `DatasetStore`, and a `.parquet` file a
+    `ParquetStore`. Shards and tables come with their labels.
+
+    Whatever takes a store takes these sources, too; it then opens them without options.
 
     Args:
-        path_or_url: The place.
-        ignore: Suffixes of files to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
+        source: The source.
+        ignore: Suffixes of images to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
+        image_column, label_column: Of a table. Default: its only column of images; its only column of classes, or the
+            one named `label`, if there is one.
         **storage_options: Passed to fsspec, for object storage.
 
     >>> lk.open_store("photos")
     FolderStore('photos', 8 images)
 
     Raises:
-        ValueError: no store reads such a place; says what is accepted.
-        TypeError: options for a place that takes none.
+        ValueError: no store reads such a place; says what is accepted. Or a table has no such column, or several that
+            may be meant.
+        TypeError: options for a source that takes none.
     """
-    place = require_path("the place", path_or_url, what="a folder of images, a .tar, or a URL")
+    columns = {"image_column": image_column, "label_column": label_column}
+    given = {name: value for name, value in columns.items() if value is not None}
+    if hasattr(source, "cast_column") and not isinstance(source, type):
+        refuse_storage_options("", storage_options)
+        return DatasetStore(source, ignore=ignore, **given)
+    if isinstance(source, str | os.PathLike) and os.fspath(source).lower().endswith(".parquet") and not is_url(source):
+        refuse_storage_options("", storage_options)
+        return ParquetStore(source, ignore=ignore, **given)
+    if given:
+        raise WrongTypeError(
+            f"{', '.join(given)} is for a Hugging Face Dataset or a Parquet file, got {kind_of(source)}"
+        )
+    if isinstance(source, Mapping):
+        refuse_storage_options("", storage_options)
+        return MappingStore(source, ignore=ignore)
+    place = require_path("the place", source, what=_SOURCES)
     refuse_storage_options(place, storage_options)
     if os.path.isdir(place):
-        return FolderStore(place, ignore=ignore)
+        return ShardStore(place, ignore=ignore) if holds_shards(place) else FolderStore(place, ignore=ignore)
     is_far, is_readable = is_url(place), os.path.isfile(place)
     if is_far:
         import fsspec
@@ -250,7 +285,27 @@ def open_store(path_or_url: str | os.PathLike, *, ignore: str | Iterable[str] = 
     if is_readable and is_far:
         return ObjectStore(place, ignore=ignore, **storage_options)
     shown = strip_credentials(place) if is_far else place
-    raise ArgumentError(f"{shown!r} is not a folder of images, a .tar or a URL of a known scheme")
+    raise ArgumentError(
+        f"{shown!r} is not a folder of images or tars, a .tar, a .parquet or a URL of a known scheme: "
+        f"{_why_unknown(place)}"
+    )
+
+
+def _why_unknown(place: str) -> str:
+    if is_url(place):
+        return f"fsspec knows no scheme {place.partition('://')[0]!r}"
+    if os.path.exists(place):
+        return (
+            "it is a file. Name the folder that it lies in; archives other than .tar are unpacked first, and "
+            "lk.PixelStore(path) opens what lk.PixelStore.build made"
+        )
+    if place.startswith("~") or "$" in place:
+        return "~ and variables are not expanded: pass os.path.expanduser(path), or os.path.expandvars(path)"
+    if any(sign in place for sign in "*?["):
+        return "wildcards are not expanded: name the folder, and choose some of its images by keys="
+    if _ALMOST_URL.match(place):
+        return "a URL begins with its scheme and ://, such as https://host/photos"
+    return f"it does not exist (looked for in {os.getcwd()}), check the path"
 
 
 def is_far(store: Any) -> bool:
@@ -259,16 +314,24 @@ def is_far(store: Any) -> bool:
 
 
 def as_store(source: Any) -> Store:
-    """`source` itself if it is a store, else the one that `open_store` finds for a path or URL.
+    """`source` itself if it is a store, else the one that `open_store` finds for it.
 
     Raises:
         WrongTypeError: it is neither; says what is accepted.
     """
     if isinstance(source, Store) and not isinstance(source, type):
         return source
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, str | os.PathLike | Mapping) or hasattr(source, "cast_column"):
         return open_store(source)
     raise WrongTypeError(
-        "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from a path or URL that "
-        f"lk.open_store takes: got {kind_of(source)}"
+        "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from "
+        f"{_SOURCES}, which lk.open_store takes: got {kind_of(source)}{_remedy_for(source)}"
     )
+
+
+def _remedy_for(source: Any) -> str:
+    if isinstance(source, list | tuple):
+        return ". Some images of a source are chosen by keys="
+    if held := [name for name in ("store", "root") if hasattr(source, name) and not isinstance(source, type)]:
+        return f". Pass what it reads, its `{held[0]}`"
+    return ""

@@ -265,6 +265,7 @@ class ShardList:
     Args:
         urls: Paths or URLs.
         classes: From the manifest, or None.
+        labels: What labels are, as the manifest says: one of `LABEL_SUFFIXES`; or None.
         sha256: URL -> checksum, compared at the shard's end.
         n_samples: URL -> number of samples, as the manifest says; empty without one.
         storage_options: Passed to fsspec.
@@ -279,6 +280,7 @@ class ShardList:
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     reads_in_flight: int = 1
     cache: ShardCache | None = None
+    labels: str | None = None
 
     def open(self, urls: Sequence[str]) -> Iterator[io.BufferedReader]:
         """The files of some shards, one after another."""
@@ -321,13 +323,15 @@ def _from_manifest(folder: str, verify: bool, storage_options: dict[str, Any]) -
         text = b"".join(file.read() for file in open_shards([f"{folder}/{MANIFEST}"], 1, storage_options))
     except (FileNotFoundError, NotADirectoryError) as error:
         is_unfinished = os.path.isdir(os.path.join(folder, UNFINISHED))
-        remedy = "run write_shards to its end" if is_unfinished else "name a folder that it filled, or .tar files"
+        remedy = (
+            "run write_shards to its end" if is_unfinished else "name a folder that write_shards filled, or .tar files"
+        )
         raise MissingFileError(f"{name} does not exist: {remedy}") from error
     content = read_manifest(text, name)
     rows = {f"{folder}/{row['name']}": row for row in content["shards"]}
     sha256 = {url: row["sha256"] for url, row in rows.items()} if verify else {}
     n_samples = {url: row["n_samples"] for url, row in rows.items()}
-    return ShardList(list(rows), content["classes"], sha256, n_samples, storage_options)
+    return ShardList(list(rows), content["classes"], sha256, n_samples, storage_options, labels=content["labels"])
 
 
 def name_of(place: str) -> str:

@@ -28,9 +28,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from labkit.data.dataset import SkipLog, Skipped, transformed
+from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
 from labkit.data.decode import DECODERS, decode
+from labkit.data.labels import typed_labels
 from labkit.data.shard_cache import ShardCache, ShardList, count_samples, find_shards, name_of, read_samples, register
+from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.files import IMAGE_SUFFIXES
@@ -206,14 +208,15 @@ class EpochOrder:
         is_empty, files = True, self.shards.open([part.url for part in slices])
         for (url, first, stop), file in zip(slices, files, strict=True):
             samples, n_read = read_samples(self.shards, url, file), first
+            count = self._counts.get(url, self.shards.n_samples.get(url))
             for sample in islice(samples, first, stop):
                 n_read, is_empty = n_read + 1, False
                 # Before the last one, not after it: a reader that has all of its samples asks for no more.
-                if n_read == self._counts.get(url) and next(samples, None):
+                if n_read == count and next(samples, None):
                     raise ArgumentError(f"{name_of(url)} has more samples than its manifest says: copy it again")
                 yield sample
-            if stop is not None and n_read < stop:
-                raise ArgumentError(f"{name_of(url)} has fewer samples than the {stop} of its manifest: copy it again")
+            if n_read < (stop or count or 0):
+                raise ArgumentError(f"{name_of(url)} has fewer samples than the {count} of its manifest: copy it again")
         if slices and is_empty:
             names = ", ".join(name_of(part.url) for part in slices)
             raise ArgumentError(f"no sample is in {names}: write the shards again, or leave out those that are empty")
@@ -330,13 +333,14 @@ class ShardDataset(IterableDataset):
         urls: The shards.
         classes: Names that labels index into; None without a manifest.
 
-    Nothing of a sample is unpickled or executed: an image is decoded, a label is a number.
+    Nothing of a sample is unpickled or executed: an image is decoded, a label is a number, text or JSON.
 
     Raises, while iterating:
         TarError: a shard is cut or damaged, or goes on after its end mark; names it and its last whole member. Or a
             member of a sample is a link or a device, or larger than 1024 MB (`LABKIT_MAX_FILE_MB`).
         DecodeError: an image cannot be decoded; names key and shard.
-        ValueError: a sample has no image, several, or no label, or a shard is not what its manifest says.
+        ValueError: a sample has no image, several, or no label, or not one of the same kind as those before it, or a
+            shard is not what its manifest says.
 
     Warns (once, on stderr, in the first worker):
         ShardWarning: there are fewer shards than workers of all ranks; or each of several ranks counts its own epochs.
@@ -356,6 +360,7 @@ class ShardDataset(IterableDataset):
         self._saved: tuple[ReaderRank, Progress] | None = None
         self._parent: ReaderRank | None = None
         self._skips = SkipLog() if self.on_error == "skip" else None
+        self._label_suffix = LABEL_SUFFIXES.get(self.order.shards.labels or "")  # else that of the first sample
         self._has_warned = False
 
     @property
@@ -417,7 +422,7 @@ class ShardDataset(IterableDataset):
         self._saved, self._progress = (reader, progress), progress
         self._counter.load(self._find_reader().rank, progress.epoch)
 
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         here = self._find_reader()
         begun = self._counter.begin(here.rank)
         self._progress = Progress(begun.epoch)
@@ -460,8 +465,8 @@ class ShardDataset(IterableDataset):
         said = ""
         if n_shards < n_readers and limit is None:
             said = (
-                f"{n_shards} shards for {reader.world_size} ranks x {reader.num_workers} workers: "
-                f"{n_readers - n_shards} of them have nothing to read. Write smaller shards "
+                f"{n_shards} shard{'s' * (n_shards != 1)} for {reader.world_size} ranks x {reader.num_workers} "
+                f"workers: {n_readers - n_shards} of them have nothing to read. Write smaller shards "
                 "(write_shards(..., max_count=...)), or use fewer workers"
             )
         elif begun.is_counted and begun.epoch == 1 and (self.order.shuffle or limit) and reader.world_size > 1:
@@ -473,7 +478,7 @@ class ShardDataset(IterableDataset):
             self._has_warned = True
             warnings.warn(said, ShardWarning, stacklevel=3)
 
-    def _items(self, reader: ReaderRank, progress: Progress) -> Iterator[tuple[Any, int]]:
+    def _items(self, reader: ReaderRank, progress: Progress) -> Iterator[tuple[Any, ...]]:
         share = self.order.share(reader)
         while share is None or progress.n_given < share:
             # In a second round, samples of this epoch come again, in place of those that were skipped.
@@ -491,18 +496,18 @@ class ShardDataset(IterableDataset):
             if not progress.n_given:
                 raise ArgumentError(f"only 0 of {share} samples could be read: all of them were skipped")
 
-    def _decode(self, sample: dict[str, Any]) -> tuple[Any, int] | None:
+    def _decode(self, sample: dict[str, Any]) -> tuple[Any, ...] | None:
         """The sample's image and label; None if it is skipped."""
         suffixes = [suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES]
         name = f"{sample['__key__']}.{suffixes[0] if suffixes else '*'} in {sample['__url__']}"
-        if len(suffixes) != 1 or "cls" not in sample:
+        known = [self._label_suffix] if self._label_suffix else [*dict.fromkeys(LABEL_SUFFIXES.values())]
+        label_suffix = next((suffix for suffix in known if suffix in sample), None)
+        if len(suffixes) != 1 or label_suffix is None:
             found = ", ".join(part for part in sample if not part.startswith("__"))
-            raise ArgumentError(f"{name}: a sample must have one image and a .cls with its label; it has {found}")
-        label = None
-        with suppress(ValueError):
-            label = int(sample["cls"])
-        if label is None or not -(1 << 63) <= label < 1 << 63:  # a tensor of labels is int64
-            raise ArgumentError(f"{name}: its label must be a 64-bit integer, got {sample['cls'][:20]!r}")
+            files = f"a .{self._label_suffix}" if self._label_suffix else "a .cls (or .txt, or .json)"
+            raise ArgumentError(f"{name}: a sample must have one image and {files} with its label; it has {found}")
+        self._label_suffix = label_suffix
+        label = _label_of(sample[label_suffix], self.order.shards.labels or label_suffix, name)
         try:
             image = decode(sample[suffixes[0]], self.decoder, key=name)
         except DecodeError as error:
@@ -510,7 +515,26 @@ class ShardDataset(IterableDataset):
                 raise
             self._skips.add(name, str(error))
             return None
-        return transformed(self.transform, image, name), label
+        return sample_of(transformed(self.transform, image, name), label, 0)
+
+
+def _label_of(data: bytes, kind: str, name: str) -> Any:
+    """The label in a file, as labels of a set of one. `kind`: what the manifest says it is, or the file's suffix."""
+    with suppress(ValueError, OverflowError, RecursionError):
+        match kind:
+            case "classes" | "cls":
+                return np.array([int(data)], np.int64)
+            case "texts" | "txt":
+                return (data.decode(),)
+            case "numbers":
+                return typed_labels(np.array([json.loads(data)]))
+            case "objects":
+                return [json.loads(data)]
+            case _:
+                return typed_labels([json.loads(data)])
+    suffix = LABEL_SUFFIXES.get(kind, kind)
+    what = {"cls": "a 64-bit integer", "txt": "UTF-8"}.get(suffix, "JSON, with integers of 64 bits")
+    raise ArgumentError(f"{name}: its label must be {what}, got {data[:20]!r}")
 
 
 def read_shards(
@@ -530,6 +554,10 @@ def read_shards(
     cache: ShardCache | None = None,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
+
+    A label is what `write_shards` was given. In shards of other tools it is the number in a sample's `.cls`; or if it
+    has none, the caption in its `.txt`, as img2dataset writes them; or else what its `.json` holds, where a list of
+    numbers is a vector. Captions and what else are no numbers need `collate_fn=lk.collate`: torch's own takes it apart.
 
     Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
     per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
@@ -555,8 +583,10 @@ def read_shards(
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
         cache: Keeps remote shards in a local folder.
 
-    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB, label an int. It can resume in mid-epoch,
-        by its `state_dict` and `load_state_dict`, or those of torchdata's `StatefulDataLoader` around it.
+    Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB; label as in `ImageDataset`: an int; for
+        floats a float32 tensor (), for vectors a tensor (C,), for captions a string, or what the JSON holds. It can
+        resume in mid-epoch, by its `state_dict` and `load_state_dict`, or those of torchdata's `StatefulDataLoader`
+        around it.
 
     Raises:
         FileNotFoundError: no such shard or folder, or `write_shards` has not finished it.

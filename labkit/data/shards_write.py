@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 
-from labkit.data.labels import check_same_classes, labels_of
+from labkit.data.labels import as_json, check_named, check_same_classes, chosen_keys, labels_of, sizes_of
 from labkit.data.remote import as_store
-from labkit.data.stores import HasSizes, Store
+from labkit.data.stores import Store
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int, require_local_path, require_seed
 from labkit.util.files import (
@@ -37,36 +37,47 @@ from labkit.util.files import (
 )
 from labkit.util.parallel import map_items
 from labkit.util.process import progress_bar
+from labkit.util.strings import PackedStrings
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # folder of the settings and of a row for each finished shard, until there is a manifest
+
+# What labels are, as the manifest says in `labels`, unless they are class numbers; and the suffix of their members.
+LABEL_SUFFIXES = {"classes": "cls", "texts": "txt", "numbers": "json", "objects": "json"}
 
 _MANIFEST_KEYS, _ROW_KEYS = {"settings", "classes", "n_samples", "shards"}, {"name", "n_samples", "n_bytes", "sha256"}
 _MAX_PLAIN_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own
 
 
 class Sample(NamedTuple):
-    """One image of a store on its way into a shard: its key there, its name here, its size and its label."""
+    """One image of a store on its way into a shard: its key there, its name here, its size, its label as text.
+
+    Attributes:
+        label_suffix: Of the file that holds the label.
+    """
 
     store_key: str
     member: str
     n_bytes: int
-    label: int
+    label: str
+    label_suffix: str
 
     @property
     def label_file(self) -> tuple[str, bytes]:
         """Name and data of the member that goes with the image."""
-        return self.member.rpartition(".")[0] + ".cls", str(self.label).encode()
+        return f"{self.member.rpartition('.')[0]}.{self.label_suffix}", self.label.encode(errors="surrogateescape")
 
 
 def write_shards(
-    store: Store | str | os.PathLike,
+    store: Any,
     root: str | os.PathLike,
     *,
     max_count: int = 10_000,
     max_bytes: int = 256_000_000,
     seed: int | None = None,
     classes: Sequence[str] | None = None,
+    labels: Any = None,
+    keys: Iterable[str] | None = None,
     engine: str = "local",
     num_workers: int | None = None,
     address: str | None = None,
@@ -75,9 +86,10 @@ def write_shards(
     """Pack the images of a store into tars that WebDataset, `labkit.read_shards` and Hugging Face `datasets` read.
 
     Each sample is two members: `<key>.cls` with the label, and `<key>.jpg`, the image byte for byte (dots in keys:
-    `labkit.data.shards_write.member_names`). `manifest.json`, written last, has the class names, and count, bytes and
-    SHA-256 of each shard. The same images and settings give the same bytes, for any engine and number of workers. After
-    a kill, a rerun verifies what is there and writes the rest::
+    `labkit.data.shards_write.member_names`). Captions are in a `<key>.txt` instead, and labels that are neither in a
+    `<key>.json`. `manifest.json`, written last, has the class names, and count, bytes and SHA-256 of each shard. The
+    same images, labels and settings give the same bytes, for any engine and number of workers. After a kill, a rerun
+    verifies what is there and writes the rest::
 
         lk.write_shards(lk.FolderStore("photos"), "shards", max_bytes=256_000_000, seed=0)
 
@@ -87,36 +99,39 @@ def write_shards(
         max_count: Most samples in a shard.
         max_bytes: Largest size of a shard's file; only a single image that is larger exceeds it.
         seed: Shuffle the images once, so that classes mix. None keeps the order of `store.keys()`.
-        classes: Names that labels index into, as for `ImageDataset`; the manifest has them.
+        classes, labels, keys: As for `ImageDataset`; the manifest has the classes. What are no numbers or strings must
+            be what JSON holds.
         engine, num_workers, address, progress: As in `labkit.map_items`; one item is one shard.
 
     Returns:
         `root` as a Path.
 
     Raises:
-        ValueError: a limit is below 1, folders cannot be classes (see `ImageDataset`), or `root` holds something else;
-            names the folder and the remedy.
+        TypeError, ValueError: a limit is below 1, labels, keys or folders cannot be used (see `ImageDataset`), or
+            `root` holds something else; names the folder and the remedy.
         ItemErrors: some shards could not be written; the others are.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
+    check_named(labels, keys)
     store, root = as_store(store), require_local_path("root", root)
     max_count, max_bytes = require_int("max_count", max_count), require_int("max_bytes", max_bytes)
     seed = None if seed is None else require_seed(seed)
 
-    keys = list(store.keys())
-    classes, labels = labels_of(keys, classes, source=store)
-    if isinstance(store, HasSizes):
-        sizes = store.sizes().tolist()
-    else:
+    keys = list(chosen_keys(store, keys))
+    classes, labels = labels_of(keys, classes, labels=labels, source=store)
+    kind, texts = _label_texts(labels)
+    sizes = sizes_of(store, keys)
+    if sizes is None:
         sizes = [len(store.read(key)) for key in progress_bar(keys, show=progress, desc="sizes", unit="image")]
-    columns = zip(keys, member_names(keys), sizes, labels.tolist(), strict=True)
-    samples = [Sample(*column) for column in columns]
+    columns = zip(keys, member_names(keys), sizes, texts, strict=True)
+    samples = [Sample(*column, LABEL_SUFFIXES[kind]) for column in columns]
     if seed is not None:
         samples = [samples[position] for position in np.random.default_rng(seed % 2**64).permutation(len(samples))]
     digest = hashlib.sha256()
     for sample in samples:
-        digest.update(f"{sample.member}\0{sample.n_bytes}\0{sample.label}\0".encode(errors="surrogateescape"))
+        label = sample.label if kind == "classes" else f"{kind}\0{sample.label}"
+        digest.update(f"{sample.member}\0{sample.n_bytes}\0{label}\0".encode(errors="surrogateescape"))
     settings = {
         "max_count": max_count,
         "max_bytes": max_bytes,
@@ -143,13 +158,15 @@ def write_shards(
 
     if not (root / MANIFEST).exists():
         content = {"settings": settings, "classes": classes, "n_samples": len(samples), "shards": rows}
+        content |= {"labels": kind} if kind != "classes" else {}
         write_record(root / MANIFEST, content, indent=1)
     shutil.rmtree(root / UNFINISHED, ignore_errors=True)
     return root
 
 
 def read_manifest(text: bytes, name: str) -> dict:
-    """A manifest's content: `settings`, `classes`, `n_samples`, and `shards` with `name n_samples n_bytes sha256`.
+    """A manifest's content: `settings`, `classes`, `labels` (what they are), `n_samples`, and `shards` with `name
+    n_samples n_bytes sha256`.
 
     Raises:
         ValueError: it is not a manifest, or names a shard that is not a file in its folder; names it.
@@ -157,7 +174,8 @@ def read_manifest(text: bytes, name: str) -> dict:
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         content = json.loads(text)
         has_entries = content.keys() >= _MANIFEST_KEYS and isinstance(content["classes"], list)
-        if has_entries and all(map(_is_row, content["shards"])):
+        content.setdefault("labels", "classes")
+        if has_entries and content["labels"] in LABEL_SUFFIXES and all(map(_is_row, content["shards"])):
             return content
     raise ArgumentError(f"{name} is not a manifest of shards: choose another folder, or write the shards again")
 
@@ -176,9 +194,26 @@ def _read_known_rows(root: Path, settings: dict, classes: list[str]) -> dict[str
         check_same_job(root, content["settings"], settings, what="shards")
         rows = content["shards"]
     else:
-        claim_folder(root, f"{UNFINISHED}/settings.json", settings, what="shards")
-        rows = filter(_is_row, map(read_record, (root / UNFINISHED).glob("shard-*.json")))
+        try:
+            claim_folder(root, f"{UNFINISHED}/settings.json", settings, what="shards")
+        except (ArgumentError, FileNotFoundError):  # another process may just have finished the set
+            if not manifest.exists():
+                raise
+            return _read_known_rows(root, settings, classes)
+        found = map(read_record, (root / UNFINISHED).glob("shard-*.json"))
+        rows = [row for row in found if row and _is_row(row)]  # none: another process has removed it
     return {row["name"]: row for row in rows}
+
+
+def _label_texts(labels: Any) -> tuple[str, list[str]]:
+    """What labels are, one of `LABEL_SUFFIXES`, and the text of each."""
+    if isinstance(labels, PackedStrings):
+        return "texts", list(labels)
+    if not isinstance(labels, np.ndarray):
+        return "objects", list(map(as_json, labels))
+    if labels.ndim == 1 and labels.dtype == np.int64:
+        return "classes", list(map(str, labels.tolist()))
+    return "numbers", list(map(as_json, labels))
 
 
 def member_names(keys: Iterable[str]) -> list[str]:
@@ -256,7 +291,11 @@ def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | 
         row = {"name": name, "n_samples": len(samples), "n_bytes": n_bytes, "sha256": sha256}
         if known and row != known:
             raise ArgumentError(f"{path} was made of other images: {REMEDY}")
-    write_record(root / UNFINISHED / f"{path.stem}.json", row)
+    try:
+        write_record(root / UNFINISHED / f"{path.stem}.json", row)
+    except FileNotFoundError:  # another process that writes the same set has finished it, and removed the folder
+        if not (root / MANIFEST).exists():
+            raise
     return row
 
 

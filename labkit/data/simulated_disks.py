@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from labkit.data.blobs import Extent, allow_requests
+from labkit.data.remote import as_store
 from labkit.data.stores import HasExtents, Store
 from labkit.errors import ArgumentError
+from labkit.util.arguments import require_a
 from labkit.util.files import SharedFile, acquire_lock
 from labkit.util.process import PerProcess
 
@@ -71,7 +73,7 @@ class SimulatedStore:
     store that cannot report this (HTTP, object storage) pays for one opened file per read.
 
     Args:
-        store: Where the bytes come from.
+        store: Where the bytes come from: a store, or a path or URL of one.
         disk: One of `DISKS`, or a `Disk` of your own.
         wait: False adds up the time in `busy_s` without waiting, for storages that would take all day.
 
@@ -84,7 +86,8 @@ class SimulatedStore:
     """
 
     def __init__(self, store: Store, disk: Disk = DISKS["hdd"], *, wait: bool = True):
-        self.store, self.disk, self.wait = store, disk, wait
+        self.store = as_store(store)
+        self.disk, self.wait = require_a(Disk, "disk", disk, "a Disk, such as course.DISKS['hdd']"), wait
         self._reads = PerProcess(count)  # in each process, since each opens files of its own
         self._position = SharedFile()  # empty, which reads as zeros: no file's checksum, so the first read seeks
 

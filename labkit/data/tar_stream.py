@@ -109,7 +109,21 @@ class _Header(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         if self.type in _OF_THE_NEXT_MEMBER and self.size > MAX_HEADER_BYTES:
             raise tarfile.InvalidHeaderError(f"it states {self.size} bytes of name or attributes")  # type: ignore[attr-defined]
-        return super()._proc_member(tar)  # type: ignore[misc]  # not in typeshed
+        member = super()._proc_member(tar)  # type: ignore[misc]  # not in typeshed
+        if self.type in _OF_THE_NEXT_MEMBER and self._lacks_a_block(member, tar):
+            raise tarfile.InvalidHeaderError(f"zeros stand in the long name or attributes of {member.name!r}")  # type: ignore[attr-defined]
+        return member
+
+    def _lacks_a_block(self, member: tarfile.TarInfo, tar: tarfile.TarFile) -> bool:
+        """Whether zeros overwrite what this header says of the next `member`, which `tarfile` takes for its end."""
+        if self.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
+            return member.pax_headers == tar.pax_headers or "\0" * 2 in member.name + member.linkname
+        if self.type == tarfile.XGLTYPE:
+            return False
+        text = member.name if self.type == tarfile.GNUTYPE_LONGNAME else member.linkname
+        n_bytes = len(text.encode("utf-8", "surrogateescape"))
+        # A hole in a file begins with a block. A folder's slash and the end of the text are no part of it.
+        return n_bytes % tarfile.BLOCKSIZE == 0 and n_bytes + len("/\0") < self.size
 
 
 def open_tar(file: Any, name: str) -> tarfile.TarFile:

@@ -6,8 +6,9 @@ coded units, 16 x 16 pixels in most photos) and k divides the MCUs of a row, the
 The pieces under a crop, behind the photo's own header with another height and width, are a complete JPEG of that part,
 for any decoder.
 
-`tile_jpegs` adds the markers without touching a pixel, `cut_jpeg` cuts. To find the pieces at once, and not by a search
-for their markers, it reads their lengths from a table that `tile_jpegs` puts in front of the scan, in an APP11 segment.
+`tile_jpegs` adds the markers, without touching a pixel or while it makes photos small, and `cut_jpeg` cuts. To find the
+pieces at once, and not by a search for their markers, it reads their lengths from a table that `tile_jpegs` puts in
+front of the scan, in an APP11 segment.
 
 Source: ITU-T T.81, sections B.2 and E.1.4.
 """
@@ -24,31 +25,36 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
 import torch
+from PIL import Image
 
-from labkit.data.decode import MAX_PIXELS, decode
+from labkit.data.decode import MAX_PIXELS, decode, open_image
 from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
+from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
-from labkit.util.arguments import require_choice, require_local_path
+from labkit.util.arguments import require_choice, require_int, require_local_path
 from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
 from labkit.util.parallel import map_items
+from labkit.util.pictures import encode_image
 
 MANIFEST = "tiles.json"
 
 _NARROWEST, _BEST, _WIDEST = 16, 64, 192  # pixels of a piece
-_APP11, _SOF0, _SOF1, _DHT, _DRI, _SOS = 0xFFEB, 0xFFC0, 0xFFC1, 0xFFC4, 0xFFDD, 0xFFDA
-_DQT, _COM = 0xFFDB, 0xFFFE
+_APP1, _APP11, _SOF0, _SOF1, _DRI, _SOS = 0xFFE1, 0xFFEB, 0xFFC0, 0xFFC1, 0xFFDD, 0xFFDA
+_SKIPPED = frozenset([0xFFC4, *range(0xFFDB, 0xFFFF)]) - {_APP1, _DRI}  # DHT, and DQT to COM
 _RST0, _EOI = 0xD0, 0xD9  # second bytes
 _NAME = b"labkit tiles\0"  # with which the segments of the table begin
 _MAX_LENGTH = 0xFFFF  # of a piece in the table, and of a segment
 _SEGMENT, _SIDES = struct.Struct(">HH"), struct.Struct(">HH")
+_LENGTHS, _PAIR = np.dtype("<u2"), np.dtype(np.uint16)
 _NARROW = 4  # pixels of the widest photo whose chroma libjpeg repeats, where it interpolates that of wider ones
+_QUALITY = 90  # of JPEGs that are made small
 _TIMEOUT_S = 60
 _TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _SCAN_LIMIT, _RESTART_BLOCKS = 2, 0, 11, 13, 18  # TJINIT, TJPARAM
 
@@ -65,6 +71,7 @@ class Head(NamedTuple):
     sides_at: Offset of height and width in them.
     table: Lengths of the pieces, two bytes each; empty without any.
     end: Offset of the scan in the file.
+    may_be_turned: Whether a segment is there that may state an orientation.
     """
 
     height: int
@@ -76,29 +83,31 @@ class Head(NamedTuple):
     sides_at: int
     table: bytes
     end: int
+    may_be_turned: bool
 
 
 def head_of(data: bytes) -> Head | None:
     """The head of a JPEG that can be tiled: 8 bits a sample, one or three components, Huffman codes, a single scan."""
-    table, kept, copied, removed = [], [], 0, 0
-    frame = restart_interval = 0
-    at = 2
+    frame = restart_interval = table_at = 0
+    table, may_be_turned = b"", False
+    at, read = 2, _SEGMENT.unpack_from
     try:
-        marker, length = _SEGMENT.unpack_from(data, at)
+        marker, length = read(data, at)
         while marker != _SOS:
-            if marker in (_SOF0, _SOF1):
-                frame, sides_at = at, at + 5 - removed
-            elif marker == _DRI:
-                restart_interval = data[at + 4] << 8 | data[at + 5]
-            elif marker == _APP11 and data.startswith(_NAME, at + 4):
-                table.append(data[at + 4 + len(_NAME) : at + 2 + length])
-                kept.append(data[copied:at])
-                copied = at + 2 + length
-                removed += 2 + length
-            elif not _DQT <= marker <= _COM and marker != _DHT:
-                return None
+            if marker == _APP11 and data.startswith(_NAME, at + 4):
+                table_at, table = table_at or at, table + data[at + 4 + len(_NAME) : at + 2 + length]
+            else:
+                table_at, table = 0, b""  # it stands right in front of the scan
+                if marker in (_SOF0, _SOF1) and not frame:
+                    frame = at
+                elif marker == _DRI:
+                    restart_interval = data[at + 4] << 8 | data[at + 5]
+                elif marker == _APP1:
+                    may_be_turned = True
+                elif marker not in _SKIPPED:
+                    return None
             at += 2 + length
-            marker, length = _SEGMENT.unpack_from(data, at)
+            marker, length = read(data, at)
         n_components = data[frame + 9]
         if not frame or data[:2] != b"\xff\xd8" or data[frame + 4] != 8 or data[at + 4] != n_components:
             return None
@@ -109,8 +118,8 @@ def head_of(data: bytes) -> Head | None:
     if mcu is None or not height or not width:
         return None
     end = at + 2 + length
-    header = b"".join([*kept, data[copied:end]])
-    return Head(height, width, mcu[0], mcu[1], restart_interval, header, sides_at, b"".join(table), end)
+    header = data[: table_at or at] + data[at:end]
+    return Head(height, width, *mcu, restart_interval, header, frame + 5, table, end, may_be_turned)
 
 
 @lru_cache(maxsize=64)
@@ -128,62 +137,62 @@ class Tiling(NamedTuple):
 
     head: What stands before them.
     piece_width: Pixels of a piece that does not touch the right edge. It is as high as an MCU.
-    starts, ends: Offsets of the pieces in the file, each with the marker behind it, int64 (rows, columns).
+    shape: Rows and columns of pieces.
+    markers: Offsets in the file of the markers behind the pieces, row by row, int64 (1 + rows * columns,). The first
+        number is as if one stood in front of the scan.
     """
 
     head: Head
     piece_width: int
-    starts: np.ndarray
-    ends: np.ndarray
+    shape: tuple[int, int]
+    markers: np.ndarray
 
 
-def tiling_of(data: bytes) -> Tiling | None:
-    """The pieces of a JPEG; None if it is not tiled, or if markers are not where they should be."""
-    head = head_of(data)
+def tiling_of(data: bytes, head: Head | None = None) -> Tiling | None:
+    """The pieces of a JPEG, whose `head` may be known; None if it is not tiled, or if a marker is not in its place."""
+    head = head or head_of(data)
     if head is None or not head.restart_interval or len(data) < head.end + 4:
         return None
     n_columns, rest = divmod(-(-head.width // head.mcu_width), head.restart_interval)
     n_rows = -(-head.height // head.mcu_height)
-    if rest or n_rows * n_columns < 2:
+    markers = None if rest or n_rows * n_columns < 2 else _markers_of(data, head, n_rows * n_columns)
+    if markers is None:
         return None
-    offsets = _offsets(data, head, n_rows * n_columns)
-    if offsets is None:
-        return None
-    starts, ends = offsets[:-1].reshape(n_rows, n_columns), offsets[1:].reshape(n_rows, n_columns)
-    return Tiling(head, head.mcu_width * head.restart_interval, starts, ends)
+    return Tiling(head, head.mcu_width * head.restart_interval, (n_rows, n_columns), markers)
 
 
-def _offsets(data: bytes, head: Head, n_pieces: int) -> np.ndarray | None:
-    """Offsets of the pieces and of their end: by the table, if it is right, else by a search for the markers."""
+def _markers_of(data: bytes, head: Head, n_pieces: int) -> np.ndarray | None:
+    """Offsets of the markers: by the table, if it is right, else by a search for them."""
+    markers = np.empty(n_pieces + 1, np.int64)
+    markers[0] = head.end - 2
     if len(head.table) == 2 * n_pieces:
-        offsets = np.empty(n_pieces + 1, np.int64)
-        offsets[0] = 0
-        np.frombuffer(head.table, "<u2").cumsum(out=offsets[1:])
-        offsets += head.end
-        if _are_pieces(data, offsets):
-            return offsets
+        markers[1:] = np.frombuffer(head.table, _LENGTHS)
+        if _are_markers(data, np.add.accumulate(markers, out=markers)):
+            return markers
     codes = np.frombuffer(data, np.uint8, offset=head.end)
     found = np.flatnonzero(codes[:-1] == 0xFF)
     second = codes[found + 1]
-    ends = found[(second & 0xF8 == _RST0) | (second == _EOI)][:n_pieces] + (head.end + 2)
-    offsets = np.concatenate([[head.end], ends])
-    return offsets if len(offsets) == n_pieces + 1 and _are_pieces(data, offsets) else None
+    found = found[(second & 0xF8 == _RST0) | (second == _EOI)][:n_pieces]
+    if len(found) < n_pieces:
+        return None
+    markers[1:] = found + head.end
+    return markers if _are_markers(data, markers) else None
 
 
-def _are_pieces(data: bytes, offsets: np.ndarray) -> bool:
-    """Whether RST0 to RST7 in turn, and at last the end of the image, stand in front of all offsets but the first."""
-    if offsets[-1] > len(data):
+def _are_markers(data: bytes, markers: np.ndarray) -> bool:
+    """Whether RST0 to RST7 in turn, and at last the end of the image, stand at all offsets but the first."""
+    if markers[-1] > len(data) - 2:
         return False
-    pairs = np.ndarray(len(data) - 1, np.uint16, data, strides=(1,))  # two bytes from each offset on
-    return pairs[offsets[1:] - 2].tobytes() == _markers(len(offsets) - 1)
+    pairs = np.ndarray((len(data) - 1,), _PAIR, data, 0, (1,))  # two bytes from each offset on
+    return pairs[markers[1:]].tobytes() == _numbered(len(markers) - 1).tobytes()
 
 
-@lru_cache(maxsize=64)
-def _markers(n_pieces: int) -> bytes:
-    """The markers behind the pieces of a photo."""
+@lru_cache(maxsize=1024)
+def _numbered(n_pieces: int) -> np.ndarray:
+    """The markers behind the pieces of a photo, as two bytes each: uint16 (n_pieces,)."""
     second = _RST0 | np.arange(n_pieces) & 7
     second[-1] = _EOI
-    return np.stack([np.full(n_pieces, 0xFF), second], axis=1).astype(np.uint8).tobytes()
+    return np.stack([np.full(n_pieces, 0xFF), second], axis=1).astype(np.uint8).view(np.uint16).ravel()
 
 
 def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
@@ -225,15 +234,11 @@ def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
     tiling = tiling_of(data)
     if tiling is None:
         return data, (top, left, height, width)
-    if (
-        min(top, left) < 0
-        or min(height, width) < 1
-        or top + height > tiling.head.height
-        or left + width > tiling.head.width
-    ):
+    rows, columns = tiling.head.height, tiling.head.width
+    if min(top, left, height - 1, width - 1) < 0 or top + height > rows or left + width > columns:
         raise ArgumentError(
-            f"the box (top, left, height, width) must lie in the photo, {tiling.head.height} pixels high and "
-            f"{tiling.head.width} wide as stored, got {box!r}"
+            f"the box (top, left, height, width) must lie in the photo, {rows} pixels high and {columns} wide as "
+            f"stored, got {box!r}"
         )
     part, box = cut(data, tiling, (top, left, height, width), scale)
     return bytes(part), box
@@ -241,34 +246,40 @@ def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
 
 def cut(data: bytes, tiling: Tiling, box: Box, scale: int) -> tuple[bytes | bytearray, Box]:
     """`cut_jpeg`, of a tiling that is known and a box that lies in it."""
-    head, (top, left, height, width), margin = tiling.head, box, CHROMA_REACH * scale
-    first_row, end_row = max(0, top - margin) // head.mcu_height, -(-(top + height + margin) // head.mcu_height)
+    head, piece_width, (n_rows, n_columns), markers = tiling
+    (top, left, height, width), margin, mcu_height = box, CHROMA_REACH * scale, head.mcu_height
+    first_row = max(0, top - margin) // mcu_height
+    end_row = min(n_rows, -(-(top + height + margin) // mcu_height))
     least = min(_NARROW * scale + 1, head.width)
-    first = max(0, min(left - margin, head.width - least)) // tiling.piece_width
-    end = -(-max(left + width + margin, least) // tiling.piece_width)
-    starts = tiling.starts[first_row:end_row, first:end]
-    if starts.shape == tiling.starts.shape:
+    first = max(0, min(left - margin, head.width - least)) // piece_width
+    end = min(n_columns, -(-max(left + width + margin, least) // piece_width))
+    if end_row - first_row == n_rows and end - first == n_columns:
         return data, box
-    ends = tiling.ends[first_row:end_row, first:end]
-    y, x = first_row * head.mcu_height, first * tiling.piece_width
+    y, x = first_row * mcu_height, first * piece_width
     header = bytearray(head.data)
     _SIDES.pack_into(
-        header,
-        head.sides_at,
-        min(head.height, end_row * head.mcu_height) - y,
-        min(head.width, end * tiling.piece_width) - x,
+        header, head.sides_at, min(head.height, end_row * mcu_height) - y, min(head.width, end * piece_width) - x
     )
-    view = memoryview(data)
-    rows = [view[start:end] for start, end in zip(starts[:, 0].tolist(), ends[:, -1].tolist(), strict=True)]
+    before = markers[:-1].reshape(n_rows, n_columns)[first_row:end_row, first:end]
+    behind = markers[1:].reshape(n_rows, n_columns)[first_row:end_row, first:end]
+    view = memoryview(data)[2:]  # counted from the end of each marker
+    rows = [view[one:other] for one, other in zip(before[:, 0].tolist(), behind[:, -1].tolist(), strict=True)]
     made = bytearray().join([header, *rows])
-    at = (ends - starts).ravel().cumsum()
-    at += len(header) - 1
-    np.frombuffer(made, np.uint8)[at] = np.frombuffer(_markers(len(at)), np.uint8)[1::2]
+    at = (behind - before).ravel()
+    at[0] += len(header) - 2
+    np.add.accumulate(at, out=at)
+    np.ndarray((len(made) - 1,), _PAIR, made, 0, (1,))[at] = _numbered(len(at))
     return made, (top - y, left - x, height, width)
 
 
 def tile_jpegs(
-    source: Store | str | os.PathLike, root: str | os.PathLike, *, num_workers: int | None = None, progress: bool = True
+    source: Any,
+    root: str | os.PathLike,
+    *,
+    short_side: int | None = None,
+    quality: int | None = None,
+    num_workers: int | None = None,
+    progress: bool = True,
 ) -> Path:
     """Write the images of a store into a folder, its JPEGs tiled: `BatchLoader` and `cut_jpeg` then read crops alone.
 
@@ -276,6 +287,11 @@ def tile_jpegs(
     of a motion photo, is left out. The codes are optimized on the way, which takes as many bytes off as markers and
     table add. Progressive photos become sequential ones. Each file is written whole, and a rerun goes on with what is
     there. `write_shards` makes shards of the folder.
+
+    With `short_side` the photos are made small as well: decoded, turned upright, resized with antialiasing as
+    `PixelStore.build` does, and encoded with markers at once, which needs neither jpegtran nor libturbojpeg. Gray stays
+    gray, of color the chroma is halved (4:2:0), as Pillow and OpenCV do, and the ICC profile stays, but no other
+    metadata. A JPEG whose shorter side is not longer is copied, so that it is not encoded a second time.
 
     A piece is as high as an MCU (8 or 16 pixels) and about 64 pixels wide: narrower ones take more bytes, and of wider
     ones a crop needs more. Its MCUs must divide those of a row; of the divisors that give 16 to 192 pixels the one
@@ -286,6 +302,8 @@ def tile_jpegs(
     Args:
         source: A store, or a path or URL of one, as `lk.open_store` takes it.
         root: Folder to fill; made if missing.
+        short_side: Pixels of the shorter side, as in 256 for crops of 224. Default: as it is.
+        quality: Of the JPEGs that are made small, 1 to 100. Default: 90.
         num_workers: Threads. Default: one per usable core.
         progress: Show a progress bar.
 
@@ -293,8 +311,9 @@ def tile_jpegs(
         `root` as a Path.
 
     Raises:
-        ImportError: neither jpegtran nor libturbojpeg 3.1 is there; names the packages.
-        ValueError: `root` holds something else, or images of other names or sizes.
+        ImportError: neither jpegtran nor libturbojpeg 3.1 is there, and no `short_side` given; names the packages.
+        ValueError: `root` holds something else, or images of other names or sizes, or of another `short_side` or
+            `quality`; or one of these two is out of range, or `quality` is given alone.
         ItemErrors: some images could not be read or written; names them, the others are written.
 
     >>> lk.tile_jpegs("photos", "tiled", progress=False)  # doctest: +SKIP
@@ -302,14 +321,14 @@ def tile_jpegs(
 
     """
     store, root = as_store(source), require_local_path("root", root)
-    transform = _transform()
+    make, settings = _maker(short_side, quality)
     keys = list(store.keys())
     sizes = store.sizes().tolist() if isinstance(store, HasSizes) else []
     digest = hashlib.sha256("\0".join([*keys, *map(str, sizes)]).encode(errors="surrogateescape"))
-    origin = {"names_and_sizes_sha256": digest.hexdigest()}
+    origin = {"names_and_sizes_sha256": digest.hexdigest(), **settings}
     claim_folder(root, MANIFEST, {"source": origin}, what="tiled images", key="source")
     reasons = map_items(
-        partial(_tile, store, root, transform), keys, engine="threads", num_workers=num_workers, progress=progress,
+        partial(_tile, store, root, make), keys, engine="threads", num_workers=num_workers, progress=progress,
         description="tiles", unit="image",
     )  # fmt: skip
     copied = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason}
@@ -318,26 +337,68 @@ def tile_jpegs(
     return root
 
 
+_Make = Callable[[bytes], bytes]  # of an image, the tiled one
+
+
+def _maker(short_side: int | None, quality: int | None) -> tuple[_Make, dict[str, int]]:
+    """What makes a file, and its settings."""
+    if short_side is None:
+        if quality is not None:
+            raise ArgumentError(f"quality={quality!r} is for photos that are made small: pass short_side as well")
+        return partial(_tiled, _transform()), {}
+    quality = require_int("quality", _QUALITY if quality is None else quality)
+    if quality > 100:
+        raise ArgumentError(f"quality must be an integer from 1 to 100, got {quality}")
+    short_side = require_int("short_side", short_side)
+    settings = {"short_side": short_side, "quality": quality}
+    return partial(_small, short_side=short_side, quality=quality), settings
+
+
+DAMAGED = "it is damaged"  # begins such a reason
+
+
 class _CannotTile(Exception):
     """Why a file stays as it is."""
 
 
-def _tile(store: Store, root: Path, transform: "_Transform", key: str) -> str:
+def _tile(store: Store, root: Path, make: _Make, key: str) -> str:
     """Write one image, unless it is there; returns why it is not tiled, or nothing."""
     path = root / path_from_key(key)
     if path.exists() and (tiling := tiling_of(path.read_bytes())) and tiling.head.table:
         return ""
     data, reason = store.read(key), ""
     try:
-        made = _tiled(data, transform)
+        made = make(data)
     except _CannotTile as error:
         made, reason = data, str(error)
     write_atomic(path, made)
     return reason
 
 
-def _tiled(data: bytes, transform: "_Transform") -> bytes:
-    """A JPEG with markers and table."""
+def _small(data: bytes, *, short_side: int, quality: int) -> bytes:
+    """A JPEG made small, with markers and table."""
+    if not data.startswith(b"\xff\xd8"):
+        raise _CannotTile("it is no JPEG")
+    try:
+        pixels = decode(data)
+    except DecodeError as error:
+        raise _CannotTile(f"{DAMAGED}: {error.__cause__}") from None
+    if min(pixels.shape[1:]) <= short_side:
+        raise _CannotTile(f"its shorter side has {min(pixels.shape[1:])} pixels, not more than {short_side}")
+    source, small = open_image(data), shrink(pixels, short_side)
+    is_gray = source.mode == "L"
+    options: dict[str, Any] = {} if is_gray else {"subsampling": "4:2:0"}
+    if source.mode != "CMYK":  # the profile of inks says nothing of RGB
+        options["icc_profile"] = source.info.get("icc_profile")
+    image, mcu_width = Image.fromarray(small[..., 0] if is_gray else small), 8 if is_gray else 16
+    interval = restart_interval(image.width, mcu_width) or -(-image.width // mcu_width)
+    made = encode_image(image, "JPEG", quality=quality, optimize=True, restart_marker_blocks=interval, **options)
+    tiling = tiling_of(made)
+    return _with_table(made, tiling) if tiling else made  # a single piece
+
+
+def _tiled(transform: "_Transform", data: bytes) -> bytes:
+    """A JPEG with markers and table, and the same pixels."""
     made = transform(data, _restart_interval_of(data))
     tiling = tiling_of(made)
     if tiling is None:
@@ -346,7 +407,7 @@ def _tiled(data: bytes, transform: "_Transform") -> bytes:
     try:
         is_same = torch.equal(decode(data), decode(made))
     except DecodeError as error:
-        raise _CannotTile(f"it is damaged: {error}") from None
+        raise _CannotTile(f"{DAMAGED}: {error}") from None
     if not is_same:  # as where scans are missing, whose coefficients libjpeg guesses in a progressive JPEG alone
         raise _CannotTile("with markers it would be another picture")
     return made
@@ -386,7 +447,7 @@ def restart_interval(width: int, mcu_width: int) -> int | None:
 
 def _with_table(data: bytes, tiling: Tiling) -> bytes:
     """A tiled JPEG with the table of its pieces in front of its scan."""
-    lengths = (tiling.ends - tiling.starts).ravel()
+    lengths = np.diff(tiling.markers)
     if lengths.max() > _MAX_LENGTH:
         return data
     table, head = lengths.astype("<u2").tobytes(), tiling.head
@@ -426,7 +487,7 @@ def _by_program(program: str, data: bytes, interval: int) -> bytes:
     except subprocess.TimeoutExpired:
         raise _CannotTile(f"{program} took more than {_TIMEOUT_S} s for it") from None
     if done.returncode:
-        raise _CannotTile(f"it is damaged: {done.stderr.decode(errors='replace').strip()}")
+        raise _CannotTile(f"{DAMAGED}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
 
 
@@ -450,16 +511,12 @@ def _by_library(library: ctypes.CDLL, data: bytes, interval: int) -> bytes:
     handle = library.tj3Init(_TRANSFORM)
     made, n_bytes, operation = ctypes.c_void_p(), ctypes.c_size_t(), _Operation()
     try:
-        for parameter, value in {
-            _STOP_ON_WARNING: 1,
-            _OPTIMIZE: 1,
-            _SCAN_LIMIT: 500,
-            _RESTART_BLOCKS: interval,
-        }.items():
+        options = {_STOP_ON_WARNING: 1, _OPTIMIZE: 1, _SCAN_LIMIT: 500, _RESTART_BLOCKS: interval}
+        for parameter, value in options.items():
             library.tj3Set(handle, parameter, value)
         arguments = ctypes.byref(made), ctypes.byref(n_bytes), ctypes.byref(operation)
         if library.tj3Transform(handle, data, len(data), 1, *arguments):
-            raise _CannotTile(f"it is damaged: {library.tj3GetErrorStr(handle).decode(errors='replace')}")
+            raise _CannotTile(f"{DAMAGED}: {library.tj3GetErrorStr(handle).decode(errors='replace')}")
         return ctypes.string_at(made, n_bytes.value)
     finally:
         library.tj3Free(made)

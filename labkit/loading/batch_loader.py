@@ -1,34 +1,65 @@
 """BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
 
 import copy
-import os
+import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, Subset
 
-from labkit.data.dataset import SkipLog, Skipped
-from labkit.data.labels import Labeled, check_same_classes, labels_of
+from labkit.data.dataset import ImageDataset, Skipped
+from labkit.data.labels import (
+    Labeled,
+    check_named,
+    check_same_classes,
+    chosen_keys,
+    chosen_labels,
+    labels_at,
+    labels_of,
+)
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError
-from labkit.loading.fill import BatchBuffers, CropPolicy, CropWriter, EncodedFiller, PixelFiller, PixelFormat, View
+from labkit.loading.bucket_sampler import BucketBatchSampler, check_batch_sampler
+from labkit.loading.crops import Size
+from labkit.loading.fill import (
+    BatchBuffers,
+    BatchPart,
+    CropPolicy,
+    CropWriter,
+    EncodedFiller,
+    PixelFiller,
+    PixelFormat,
+    View,
+)
+from labkit.loading.own_transform import LockTime, OwnTransform
 from labkit.loading.processes import ProcessPool
 from labkit.loading.read_ahead import AfterReads, Reader, ReadsAhead, with_reads
+from labkit.loading.resize import INTERPOLATIONS, Resizer
 from labkit.loading.resume import Pass, Progress, Resumable
-from labkit.loading.samplers import SeededBatchSampler, choose_sampler
+from labkit.loading.samplers import SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import SeededIndices, derived_seed
 from labkit.loading.torch_loader import cores_per_rank
-from labkit.util.arguments import require_choice, require_fraction, require_int, require_range, require_seed
+from labkit.util.arguments import (
+    kind_of,
+    require_choice,
+    require_flag,
+    require_fraction,
+    require_int,
+    require_range,
+    require_seed,
+)
 from labkit.util.process import PerProcess, use_one_torch_thread
-from labkit.util.strings import PackedStrings
+
+if TYPE_CHECKING:
+    from labkit.data.targets import Target
 
 
 class BatchLoader(Labeled, Resumable):
@@ -39,9 +70,8 @@ class BatchLoader(Labeled, Resumable):
     smallest of 1/1, 1/2, 1/4 and 1/8 of its size at which the crop still has `size` pixels in height and width.
 
     Args:
-        source: A store of encoded images, a path or URL of one, as `lk.open_store` takes it, or a `PixelStore`. Labels
-            are those of `ImageDataset`, or the store's own.
-        size: Height and width of the crops in pixels.
+        source: A store of encoded images, a path or URL of one, as `lk.open_store` takes it, or a `PixelStore`.
+        size: Side of the square crops in pixels, or their (height, width).
         crops: Several crops of each image: (size, scale, number) of each kind, and `size` and `scale` do not count. For
             DINO: `crops=[(224, (0.25, 1), 2), (96, (0.05, 0.25), 8)]`. Each image is read once, and decoded once.
         batch_size: Images in a batch.
@@ -59,16 +89,26 @@ class BatchLoader(Labeled, Resumable):
         memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         seed: Of order, crops and flips, which depend only on (seed, epoch, index), and on how many times the index came
             before in the epoch.
-        train: False: the center of each image, as Resize(256) and CenterCrop(224) keep it for `size=224`, and no draws.
+        train: False: no draws. Each image is seen as `fit` says, with the pixels of torchvision's v2.
+        resize: With `train=False`, the shorter side that an image is resized to before its center is cropped. Default:
+            it just covers `size` / 0.875: 256 for `size=224`. timm's `crop_pct` of 0.95 is `resize=int(224 / 0.95)`.
+        fit: With `train=False`: `"crop"` keeps the center; `"pad"` the whole image in its shape, with `fill` around it
+            (letterbox, for detection); `"stretch"` the whole image, whatever its shape.
+        fill: Red, green and blue, 0 to 255, of what lies beyond an image, or one number for all three.
+        interpolation: `"bilinear"`, or `"bicubic"`, for which `antialias` must be on.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
-            training does so itself. Without one, the ranks that torchrun or `torch.distributed` started share out each
-            epoch as that does: each has as many images, of which some may come a second time.
+            training does so itself. torch's random samplers without a generator of their own draw by (seed, epoch).
+            With one of these, or without a sampler, the ranks that torchrun or `torch.distributed` started share out
+            each epoch as `DistributedSampler` does: each has as many images, of which some may come a second time.
+        batch_sampler: Gives the indices of each batch instead. With a `BucketBatchSampler`, `size` does not count: each
+            image is resized to cover its bucket's shape, and cropped to the center, as by `ImageDataset(buckets=)`.
         drop_last: Leave out a last batch that is not full.
         scale: Smallest and largest share of the image area in a crop.
         ratio: Smallest and largest width / height of a crop.
         flip: Probability of mirroring.
-        scaled_decoding: False: always decode at full size.
+        scaled_decoding: False: always decode at full size. Default: the value of `train`, as decoding at 1/2, 1/4 or
+            1/8 gives slightly other pixels.
         prefetch_factor: Batches made ahead: of the loader, or of each of its `num_processes`.
         pin_memory: Page-locked batches. Default: if CUDA is available.
         reads_in_flight: Requests to the store at a time, by as many threads that only read, in addition to those that
@@ -80,20 +120,27 @@ class BatchLoader(Labeled, Resumable):
             up what has not begun. Default: the threads that decode read, each its own image.
         on_error: `"raise"` passes errors on. `"skip"` leaves an image that cannot be decoded, or is gone, out of its
             batch and adds it to `skipped`, which is also printed at exit.
-        classes: As for `ImageDataset`: `BatchLoader(val, classes=train.classes)` gives the numbers of the training set
-            to a validation set that lacks some of its classes. A `PixelStore` must have been built with these.
+        keys, labels, classes, targets, return_keys: As for `ImageDataset`. `BatchLoader(val, classes=train.classes)`
+            gives the numbers of the training set to a validation set that lacks some of its classes. A `PixelStore` has
+            its own labels, whose classes must be these, and no targets.
+        transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
+            torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
+            shape. Its draws, too, depend only on (seed, epoch, index). `labkit.loading.own_transform.OwnTransform` has
+            the rules, and `transform_time` what it takes.
 
-    Batches: `(images, labels)`; images (batch_size, 3, size, size) RGB of `dtype` in `memory_format`, or with `crops` a
-    list of such tensors, one for each crop; labels int64 (batch_size,). Floats are those of
-    `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the half types rounded once. A batch may be kept: its
-    memory is reused only when nobody holds it.
+    Batches: `(images, labels)`; images (batch_size, 3, height, width) RGB of `dtype` in `memory_format`, or with
+    `crops` a list of such tensors, one for each crop; labels int64 (batch_size,), or what `labels` makes of them. With
+    `targets`, a dict of these in place of the labels: masks, maps, boxes as they lie in the crop. With `return_keys`,
+    a list of the keys follows. Floats are those of `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the
+    half types rounded once. A batch may be kept: its memory is reused only when nobody holds it.
 
     Damage to a JPEG that shows only below the rows that a crop needs, or of a tiled one outside its pieces, goes
     unnoticed in that epoch. The threads end with the loader.
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too.
-        classes, class_to_idx, labels: As of `ImageDataset`.
+        dataset: An `ImageDataset` of the same images, or the `PixelStore`; `len(loader.dataset)` counts them.
+        keys, classes, class_to_idx, labels: As of `ImageDataset`.
 
     >>> loader = lk.BatchLoader("photos", size=224, batch_size=4, seed=0)
     >>> images, labels = next(iter(loader))
@@ -102,7 +149,9 @@ class BatchLoader(Labeled, Resumable):
 
     Raises:
         ValueError: a wrong argument, folders that cannot be classes (see `ImageDataset`), an empty store, both
-            `shuffle` and `sampler`, or `reads_in_flight` for a `PixelStore`.
+            `shuffle` and `sampler`, `reads_in_flight` for a `PixelStore`, or `targets` with a transform of
+            Albumentations or v2 that moves pixels.
+        RuntimeError: an epoch without a batch, as by `drop_last` with fewer images than `batch_size`.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
@@ -114,11 +163,16 @@ class BatchLoader(Labeled, Resumable):
     _reads_ahead: PerProcess[ReadsAhead] | None = None  # in worker processes
     repeats_batch_sampler = True  # `compare` may put another in its place, to go on with the next pass
 
+    _bucket_numbers: np.ndarray | None = None  # of each image, if the batch sampler has buckets
+    _bucket_shapes: Sequence[Size] = ()
+    _targets: Mapping[str, "Target"] | None = None
+    _has_labels = True  # False: of `targets`, "label" is none
+
     def __init__(
         self,
-        source: Store | PixelStore | str | os.PathLike,
+        source: Any,
         *,
-        size: int = 224,
+        size: int | tuple[int, int] = 224,
         crops: Sequence[tuple[int, tuple[float, float], int]] | None = None,
         batch_size: int = 64,
         num_threads: int | None = None,
@@ -132,43 +186,86 @@ class BatchLoader(Labeled, Resumable):
         train: bool = True,
         shuffle: bool | None = None,
         sampler: Sampler[int] | Iterable[int] | None = None,
+        batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
         drop_last: bool = False,
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: float = 0.5,
-        scaled_decoding: bool = True,
+        scaled_decoding: bool | None = None,
+        resize: int | None = None,
+        fit: str = "crop",
+        fill: int | tuple[int, int, int] = 0,
+        interpolation: str = "bilinear",
         prefetch_factor: int = 2,
         pin_memory: bool | None = None,
         reads_in_flight: int | None = None,
         on_error: str = "raise",
+        keys: Iterable[str] | None = None,
+        labels: Any = None,
         classes: Sequence[str] | None = None,
+        targets: Mapping[str, "Target"] | None = None,
+        return_keys: bool = False,
+        transform: Callable[[Any], Any] | None = None,
     ):
         self.batch_size = batch_size = require_int("batch_size", batch_size)
-        self.size = size = require_int("size", size)
+        self.size = size
         self._seed = seed = require_seed(seed)
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self.batches_in_flight = prefetch_factor = require_int("prefetch_factor", prefetch_factor)
         require_range("scale", scale, maximum=1.0)
         require_range("ratio", ratio)
-        self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
-        if require_int("num_processes", num_processes, 0) and self._skips:
+        require_choice("on_error", on_error, ("raise", "skip"))
+        require_choice("memory_format", memory_format, (torch.channels_last, torch.contiguous_format))
+        if require_int("num_processes", num_processes, 0) and on_error == "skip":
             raise ArgumentError('on_error="skip" needs num_processes=0: what workers skip, nobody would list')
         require_fraction("flip", flip)
+        flags = {"antialias": antialias, "train": train, "return_keys": return_keys}
+        given = {"scaled_decoding": scaled_decoding, "pin_memory": pin_memory}
+        for name, flag in {**flags, **{name: value for name, value in given.items() if value is not None}}.items():
+            require_flag(name, flag)
         self._has_crops = crops is not None
-        self._views = []
+        resizer = _checked_resizer(antialias, interpolation, train, resize, fit, fill)
+        self._views, self._bucket_views = list[View](), dict[int, Sequence[View]]()
         for number, (side, share) in enumerate([(size, scale)] if crops is None else _checked_crops(crops, train)):
-            pixels = PixelFormat(side, dtype, mean, std, memory_format)
-            draw = CropPolicy(side, train, derived_seed(seed, number) if number else seed, share, ratio, flip)
-            self._views.append(View(pixels, draw, CropWriter(pixels, antialias)))
+            pixels = PixelFormat(_checked_size(side), dtype, mean, std, memory_format == torch.channels_last)
+            own_seed = derived_seed(seed, number) if number else seed
+            draw = CropPolicy(pixels.size, train, own_seed, share, ratio, flip, resize, fit)
+            own = None if transform is None else OwnTransform(transform, own_seed % 2**64)
+            if own and own.draws_globally and not num_processes:
+                raise ArgumentError(
+                    f"transform= ({kind_of(transform)}) may draw from the global random generators of random, NumPy or "
+                    "torch, which the training draws from at the same time: pass num_processes=1 or more, where it is "
+                    "alone; or, if it does not draw from them, set transform.draws_globally = False. Transforms of "
+                    "Albumentations and torchvision's v2 alone need neither"
+                )
+            self._views.append(View(pixels, draw, CropWriter(pixels, resizer, own)))
+            if targets and own and own.moved_by:
+                raise ArgumentError(
+                    f"transform= may move pixels ({own.moved_by}), and targets= would stay where they are: leave that "
+                    "to BatchLoader's crop and flip=, or take lk.ImageDataset(targets=, transform=) and lk.make_loader"
+                )
         if not isinstance(source, Store | PixelStore) or isinstance(source, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
             source = as_store(source)
-        self._open(source, classes, scaled_decoding)
+        of_set = {"keys": keys, "labels": labels, "classes": classes, "targets": targets}
+        self._open(source, of_set, train if scaled_decoding is None else scaled_decoding, on_error)
+        if targets and crops is not None:
+            raise ArgumentError("targets go with one crop of each image: leave out crops, or targets")
+        self._returns_keys = bool(return_keys)
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
-        shuffle = train if shuffle is None and sampler is None else shuffle
-        sampler = choose_sampler(self.keys, sampler, shuffle, seed)
-        self.batch_sampler = SeededBatchSampler(sampler, batch_size, drop_last, seed)
+        if batch_sampler is None:
+            shuffle = train if shuffle is None and sampler is None else shuffle
+            sampler = choose_sampler(self.keys, sampler, shuffle, seed)
+            self.batch_sampler = SeededBatchSampler(sampler, batch_size, drop_last, seed)
+        else:
+            others = {"shuffle": shuffle, "sampler": sampler, "drop_last": drop_last, "crops": crops, "resize": resize}
+            check_batch_sampler(batch_sampler, self.dataset, **others)
+            check_repeatable("batch_sampler", batch_sampler)
+            self.batch_sampler, self.batch_size = batch_sampler, getattr(batch_sampler, "batch_size", batch_size)
+        if isinstance(batch_sampler, BucketBatchSampler):
+            self._bucket_numbers = batch_sampler.buckets_of(len(self.keys))
+            self._bucket_shapes = batch_sampler.buckets.shapes
         self._start_counting()
         pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
@@ -177,8 +274,17 @@ class BatchLoader(Labeled, Resumable):
         self._processes = self._start_processes(num_processes, prefetch_factor, pinned) if num_processes else None
 
     def _make_buffers(self, n_kept: int, pin_memory: bool) -> list[BatchBuffers]:
-        views = [view.pixels for view in self._views]
-        return [BatchBuffers(one.shape(self.batch_size), one.array_dtype, n_kept, pin_memory) for one in views]
+        return [BatchBuffers(n_kept, pin_memory) for _ in self._views]
+
+    def _views_of(self, indices: np.ndarray) -> Sequence[View]:
+        """What images of a batch become: they share a bucket, if there are buckets."""
+        if self._bucket_numbers is None:
+            return self._views
+        number = int(self._bucket_numbers[indices[0]])
+        if number not in self._bucket_views:
+            width, height = self._bucket_shapes[number]
+            self._bucket_views[number] = [view.of_bucket((height, width)) for view in self._views]
+        return self._bucket_views[number]
 
     def _start_processes(self, num_processes: int, prefetch_factor: int, pinned: bool) -> ProcessPool:
         """Send a copy of this loader to each process, with a share of the threads."""
@@ -194,7 +300,7 @@ class BatchLoader(Labeled, Resumable):
         in_flight = sent._reader.reads_in_flight if sent._reader else 0
         return ProcessPool(sent._fill_batch, num_processes, prefetch_factor, pinned, in_flight)
 
-    def _fill_batch(self, indices: SeededIndices, coming: Sequence[int] = ()) -> tuple[Any, Tensor]:
+    def _fill_batch(self, indices: SeededIndices, coming: Sequence[int] = ()) -> tuple[Any, ...]:
         """A batch, in a worker process, which goes on with the `coming` images."""
         reads = self._reads_ahead().take(indices.plain(), coming) if self._reads_ahead else None
         return self._finish_first(deque([self._start_batch(self._pool(), indices, reads)]))
@@ -207,24 +313,46 @@ class BatchLoader(Labeled, Resumable):
             )
         return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
 
-    def _open(self, source: Any, classes: Sequence[str] | None, scaled_decoding: bool) -> None:
+    def _open(self, source: Any, of_set: dict[str, Any], scaled_decoding: bool, on_error: str) -> None:
         if isinstance(source, PixelStore):
-            if classes is not None:
-                remedy = "build it again, under another name, with the same classes="
-                check_same_classes(str(source.path), source.classes, classes, remedy)
-            self.keys, self.classes, self.labels = source.keys, source.classes, source.labels
-            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, self._views)
+            if of_set["targets"] is not None:
+                raise ArgumentError(
+                    "targets= lie in images of their first size, which a PixelStore does not have: load the files"
+                )
+            keys, labels, classes = of_set["keys"], of_set["labels"], of_set["classes"]
+            self.keys, rows = chosen_keys(source, keys), None
+            if keys is not None:
+                numbers = {key: number for number, key in enumerate(source.keys)}
+                rows = np.array([numbers[key] for key in self.keys])
+            if labels is not None:
+                check_named(labels, keys)
+                self.classes, self.labels = labels_of(self.keys, classes, labels=labels, source=str(source.path))
+            else:
+                if classes is not None:
+                    remedy = "build it again, under another name, with the same classes="
+                    check_same_classes(str(source.path), source.classes, classes, remedy)
+                own = source.labels
+                self.classes, self.labels = source.classes, own if rows is None else chosen_labels(own, rows)
+            self.dataset: Any = source if rows is None else Subset(source, rows.tolist())
+            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, rows)
         else:
-            self.keys = PackedStrings(source.keys())
-            self.classes, self.labels = labels_of(self.keys, classes, source=source)
-            self._filler = EncodedFiller(source, self.keys, self._views, scaled_decoding, self._skips)
+            self.dataset = data = ImageDataset(source, on_error=on_error, **of_set)
+            self.keys, self.classes, self.labels, self._targets = data.keys, data.classes, data.labels, data.targets
+            self._has_labels = data._has_labels
+            self._filler = EncodedFiller(source, data.keys, scaled_decoding, data._skips, data.targets)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
 
     @property
+    def transform_time(self) -> LockTime | None:
+        """What `transform` takes, and what threads lose by it, as far as it was measured in this process."""
+        own = self._views[0].writer.transform
+        return own.lock_time() if own else None
+
+    @property
     def skipped(self) -> list[Skipped]:
         """Images left out so far, with reasons."""
-        return self._skips.read() if self._skips else []
+        return getattr(self.dataset, "skipped", [])
 
     def __iter__(self) -> Pass:
         progress = self._begin_epoch()
@@ -233,14 +361,15 @@ class BatchLoader(Labeled, Resumable):
     def _source(self) -> tuple[Any, int, int]:
         return self.keys, len(self.keys), self._seed
 
-    def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Any, Tensor]]:
+    def _epoch_of_batches(self, progress: Progress) -> Iterator[tuple[Any, ...]]:
         fill = self._processes.run if self._processes else self._fill_by_threads
         with closing(fill(_checked(self._batches_of(progress), len(self.keys)))) as batches:
-            yield from batches
+            for images, labels, *keys in batches:
+                yield images, self._stacked(labels, of_arrays=False), *keys
 
     def _fill_by_threads(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
-        pool = self._pool()
+        pool, is_finalizing = self._pool(), sys.is_finalizing
         try:
             for indices, reads in with_reads(self._reader, batches):
                 started.append(self._start_batch(pool, indices, reads))
@@ -251,44 +380,96 @@ class BatchLoader(Labeled, Resumable):
                 yield self._finish_first(started)
         finally:  # also after an error, Ctrl-C, or `break` in the loop
             tasks = [task for batch in started for task in batch.tasks.values()]
-            wait(task for task in tasks if not task.cancel())
+            if not is_finalizing():  # else the threads have ended, and the names of modules are gone
+                wait(task for task in tasks if not task.cancel())
 
     def _start_batch(
         self, pool: ThreadPoolExecutor, requests: SeededIndices, reads: Sequence[Future] | None = None
     ) -> "_Batch":
-        taken = [buffers.take() for buffers in self._buffers]
-        indices = np.array(requests.plain())
+        indices, occurrences = np.array(requests.plain()), np.array(requests.occurrences)
         n_tasks = self.num_threads * (1 if self._tasks_overlap and not reads else 4)
         step = max(self._filler.smallest_task, -(-len(indices) // n_tasks))
-        plan = self._filler.plan(indices, requests.epoch, np.array(requests.occurrences))
+        views = self._views_of(indices)
+        pairs = zip(views, self._buffers, strict=True)
+        taken = [view.pixels.take_batch(buffers, len(indices)) for view, buffers in pairs]
+        plan = self._filler.plan(views, indices, requests.epoch, occurrences)
+        targets = np.empty(len(indices), object)
         tasks = {}
         for start in range(0, len(indices), step):
-            part = slice(start, min(start + step, len(indices)))
-            fill = partial(self._filler.fill, [memory[part] for memory, _ in taken], indices[part], plan[part])
-            tasks[start] = AfterReads(pool, reads[part], fill) if reads else pool.submit(fill)
-        images = [view.pixels.as_batch(one[: len(indices)]) for view, (_, one) in zip(self._views, taken, strict=True)]
-        return _Batch(indices, images, tasks)
+            rows = slice(start, min(start + step, len(indices)))
+            part = BatchPart(
+                views, [memory[rows] for memory, _ in taken], indices[rows], occurrences[rows], requests.epoch,
+                plan[rows], targets[rows],
+            )  # fmt: skip
+            fill = partial(self._filler.fill, part)
+            tasks[start] = AfterReads(pool, reads[rows], fill) if reads else pool.submit(fill)
+        return _Batch(indices, [images for _, images in taken], targets, tasks)
 
-    def _finish_first(self, started: "deque[_Batch]") -> tuple[Any, Tensor]:
+    def _stacked(self, labels: Any, *, of_arrays: bool) -> Any:
+        """Labels, or targets with those stacked that become arrays, or the others.
+
+        The others are many tensors. A process would need an open file for each on their way out of a worker.
+        """
+        targets = {name: of for name, of in (self._targets or {}).items() if of.is_array == of_arrays}
+        return labels | {name: of.stack(labels[name]) for name, of in targets.items()} if targets else labels
+
+    def _finish_first(self, started: "deque[_Batch]") -> tuple[Any, ...]:
         """Wait for the first batch and return it; it stays in `started` until it is complete."""
         batch = started[0]
         # One wait for all: waiting for one task after the other would take the GIL from the working threads each time.
         wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
         empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
-        labels = torch.from_numpy(self.labels[batch.indices])
         started.popleft()
-        if not empty:
-            return batch.images if self._has_crops else batch.images[0], labels
-        if len(empty) == len(labels):
+        kept, images = np.delete(np.arange(len(batch.indices)), empty), batch.images
+        if not len(kept):
             key = self.keys[batch.indices[0]]
             reason = next(skip.reason for skip in self.skipped if skip.key == key)
-            raise DecodeError(f"all {len(labels)} images of a batch were skipped, the first: {reason}")
-        kept = torch.from_numpy(np.delete(np.arange(len(labels)), empty))
-        images = [one[kept] for one in batch.images]
-        return images if self._has_crops else images[0], labels[kept]
+            raise DecodeError(f"all {len(empty)} images of a batch were skipped, the first: {reason}")
+        if empty:
+            images = [one[torch.from_numpy(kept)] for one in images]
+        indices = batch.indices[kept]
+        labels = labels_at(self.labels, indices)
+        if self._targets is not None:
+            found = {name: [each[name] for each in batch.targets[kept]] for name in self._targets}
+            labels = self._stacked(found, of_arrays=True) | ({"label": labels} if self._has_labels else {})
+        if own := self._views[0].writer.transform:
+            own.warn_if_it_limits()
+        keys = ([self.keys[index] for index in indices],) if self._returns_keys else ()
+        return images if self._has_crops else images[0], labels, *keys
 
 
-def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[int, tuple[float, float]]]:
+def _checked_size(size: Any) -> Size:
+    """Height and width; ValueError and TypeError say what `size` must be."""
+    if isinstance(size, str) or not isinstance(size, Sequence):
+        side = require_int("size", size)
+        return side, side
+    if len(size) != 2:
+        raise ArgumentError(f"size must be a side in pixels, or (height, width), got {size!r:.100}")
+    return require_int("height", size[0]), require_int("width", size[1])
+
+
+def _checked_resizer(
+    antialias: bool, interpolation: str, train: bool, resize: int | None, fit: str, fill: Any
+) -> Resizer:
+    require_choice("interpolation", interpolation, INTERPOLATIONS)
+    if interpolation != "bilinear" and not antialias:
+        raise ArgumentError(f"interpolation={interpolation!r} needs antialias=True: OpenCV's own is bilinear here")
+    if require_choice("fit", fit, ("crop", "pad", "stretch")) != "crop" and train:
+        raise ArgumentError(f"fit={fit!r} goes with train=False: crops for training are drawn by scale and ratio")
+    if resize is not None:
+        require_int("resize", resize)
+        if train or fit != "crop":
+            raise ArgumentError(
+                f'resize={resize!r} goes with train=False and fit="crop": it is the shorter side before the center is '
+                "cropped; crops for training are drawn by scale and ratio"
+            )
+    colors = tuple(fill) if isinstance(fill, Sequence) and not isinstance(fill, str) else (fill,) * 3
+    if len(colors) != 3 or not all(require_int("fill", color, 0) <= 255 for color in colors):
+        raise ArgumentError(f"fill must be red, green and blue from 0 to 255, or one number for all, got {fill!r:.100}")
+    return Resizer(bool(antialias), interpolation, colors)
+
+
+def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[Any, tuple[float, float]]]:
     """Size and scale of each crop; ValueError and TypeError say what `crops` must be."""
     if not train:
         raise ArgumentError("crops are drawn at random: leave them out with train=False, which takes the center alone")
@@ -301,7 +482,7 @@ def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[int, tuple[float, 
             f"crops must be a list of (size, scale, number), as (224, (0.25, 1), 2), got {crops!r:.100}"
         )
     for size, scale, number in kinds:
-        require_int("size", size)
+        _checked_size(size)
         require_range("scale", scale, maximum=1.0)
         for _ in range(require_int("number", number)):
             yield size, scale
@@ -310,6 +491,8 @@ def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[int, tuple[float, 
 def _checked(batches: Iterable[SeededIndices], n: int) -> Iterator[SeededIndices]:
     """Batches of indices, each the number of one of `n` images; ValueError for another."""
     for indices in batches:
+        if not indices:
+            raise ArgumentError("the batch_sampler gave an empty list: a batch needs the index of at least one image")
         for index in indices.plain():
             if not isinstance(index, int) or not -n <= index < n:
                 raise ArgumentError(
@@ -329,4 +512,5 @@ class _Batch(NamedTuple):
 
     indices: np.ndarray
     images: list[Tensor]
+    targets: np.ndarray
     tasks: dict[int, Future]

@@ -200,12 +200,18 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         numbers = np.concatenate([self._indices, self._numbers, np.ravel(self.buckets.shapes), offsets])
         return zlib.crc32(names.tobytes(), zlib.crc32(numbers.astype("<i8").tobytes()))
 
+    def buckets_of(self, n_images: int) -> np.ndarray:
+        """The number of the bucket of each image of a data set, int64 (n_images,); -1: it is in none."""
+        found = np.full(n_images, -1, np.int64)
+        found[self._indices] = self._numbers
+        return found
+
     def check_dataset(self, dataset: Any) -> None:
         """Raise ValueError where keys of the data set, if it has any, are not the paths of these rows."""
         remedy = 'sizes = sizes.set_index("path").loc[list(dataset.keys)].reset_index() puts the rows in their order'
         if (last := int(self._indices.max())) >= len(dataset):
             raise ArgumentError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
-        if (keys := _keys_of(dataset)) is None:
+        if (keys := keys_of(dataset)) is None:
             return
         for index, path in zip(self._indices.tolist(), self._paths, strict=True):
             if keys[index] != path:
@@ -233,10 +239,10 @@ def _indices_of(sizes: "pd.DataFrame") -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _keys_of(dataset: Any) -> Sequence[str] | None:
+def keys_of(dataset: Any) -> Sequence[str] | None:
     """A data set's keys, also those of a subset; None if it has none."""
     if isinstance(dataset, Subset):
-        keys = _keys_of(dataset.dataset)
+        keys = keys_of(dataset.dataset)
         return None if keys is None else [keys[index] for index in dataset.indices]
     keys = getattr(dataset, "keys", None)
     return keys if isinstance(keys, Sequence) else None

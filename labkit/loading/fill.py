@@ -1,34 +1,36 @@
 """Write the images of a store straight into their places in a batch: decode, resize, and convert to bytes or floats.
 
-There are two kinds of resize, because the loaders that people use differ: `antialias=True` gives what torchvision's v2
-transforms and Pillow give, `antialias=False` OpenCV's bilinear, as Albumentations uses it. Enlarged crops are the same
-in both, except for rounding. Batches are channels last or in planes. Their memory is used again when nobody holds it.
+Batches are channels last or in planes. Their memory is used again when nobody holds it.
 """
 
+import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cv2
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from labkit.data.dataset import SkipLog
 from labkit.data.decode import MAX_PIXELS, decode, jpeg_orientation
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
-from labkit.data.tiles import Tiling, cut, tiling_of
+from labkit.data.tiles import Tiling, cut, head_of, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
-from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
+from labkit.loading.crops import Size, fitted_crops, flips, random_crops, uniforms
+from labkit.loading.own_transform import OwnTransform
+from labkit.loading.resize import Box, Resizer
 from labkit.util.arguments import check_normalization, require_choice
+
+if TYPE_CHECKING:
+    from labkit.data.targets import Target
 
 
 class BatchBuffers:
@@ -39,96 +41,47 @@ class BatchBuffers:
     memory comes from torch, which waits for unfinished copies before it hands memory out again.
 
     Args:
-        shape: Of a batch, in the order of its memory.
-        dtype: NumPy's.
         n_kept: Number of free buffers to keep.
         pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: type, n_kept: int, pin_memory: bool):
-        self._shape, self._dtype, self._pin_memory = shape, dtype, pin_memory
+    def __init__(self, n_kept: int, pin_memory: bool):
+        self._pin_memory, self._n_bytes = pin_memory, 0
         self._free: deque[np.ndarray] = deque(maxlen=n_kept)
 
-    def take(self) -> tuple[np.ndarray, Tensor]:
-        """An array to fill, and a tensor over the same memory."""
+    def take(self, n_bytes: int) -> tuple[np.ndarray, Tensor]:
+        """Bytes to fill, and a tensor over the same memory."""
         if self._pin_memory:
-            dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
-            pinned = torch.empty(self._shape, dtype=dtype, device="cpu", pin_memory=True)
+            pinned = torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
             return pinned.numpy(), pinned
-        memory = self._free.pop() if self._free else np.empty(self._shape, self._dtype)
-        lent = memory.view()  # torch keeps this object alive as long as any tensor over it
+        self._n_bytes = max(self._n_bytes, n_bytes)  # batches of buckets have several sizes
+        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        if len(memory) < n_bytes:
+            memory = np.empty(self._n_bytes, np.uint8)
+        lent = memory[:n_bytes]  # torch keeps this object alive as long as any tensor over it
         weakref.finalize(lent, self._free.append, memory).atexit = False
         return lent, torch.from_numpy(lent)
-
-
-Box = tuple[float, float, float, float]
-
-
-def resize_into(target: np.ndarray, pixels: np.ndarray, box: Box, antialias: bool) -> None:
-    """Write a crop of `pixels` into `target`.
-
-    Args:
-        target: uint8 (height, width, 3), contiguous; overwritten.
-        pixels: uint8 (H, W, 3).
-        box: Top, left, height and width of the crop in `pixels`. Fractions of a pixel count: after decoding at 1/4,
-            rounding would move the crop by up to half of a pixel that is four times as large.
-        antialias: Average over all source pixels when shrinking.
-    """
-    if any(side % 1 for side in box):
-        (_resize_fractional_antialias if antialias else _resize_fractional)(target, pixels, box)
-        return
-    top, left, height, width = map(int, box)
-    crop = pixels[top : top + height, left : left + width]
-    if antialias and (height > target.shape[0] or width > target.shape[1]):
-        _resize_antialias(target, crop)
-    else:
-        cv2.resize(crop, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
-
-
-def _resize_antialias(target: np.ndarray, crop: np.ndarray) -> None:
-    if not crop.flags.writeable:  # a mapped file: torch has no read-only tensors, and warns
-        crop = crop.copy()
-    # Add the batch axis before permuting: from its stride torch recognizes channels-last memory, and does not copy.
-    image = torch.from_numpy(crop)[None].permute(0, 3, 1, 2)
-    resized = interpolate(image, target.shape[:2], mode="bilinear", antialias=True)
-    np.copyto(target, resized.permute(0, 2, 3, 1)[0].numpy())
-
-
-def _resize_fractional(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
-    top, left, height, width = box
-    step_y, step_x = height / target.shape[0], width / target.shape[1]
-    place = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    cv2.warpAffine(pixels, place, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-
-
-def _resize_fractional_antialias(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
-    top, left, height, width = box
-    corners = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
-    resized = Image.fromarray(pixels).resize(target.shape[1::-1], Image.Resampling.BILINEAR, box=corners)
-    np.copyto(target, np.asarray(resized))
 
 
 # NumPy has no bfloat16, and OpenCV copies the bits of either half type as those of an integer.
 _ARRAY_DTYPES = {
     torch.uint8: np.uint8, torch.float32: np.float32, torch.float16: np.uint16, torch.bfloat16: np.uint16,
 }  # fmt: skip
-_MEMORY_FORMATS = (torch.channels_last, torch.contiguous_format)
 
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """The pixels of a batch. The arguments are those of `BatchLoader`, which says what is accepted."""
+    """The pixels of a batch; `size` is height and width, the others are as `BatchLoader` accepts them."""
 
-    size: int
+    size: Size
     dtype: torch.dtype
     mean: Sequence[float] | None
     std: Sequence[float] | None
-    memory_format: torch.memory_format
+    # A flag: pickle finds a memory format by name in any module that imports torch, and each worker would import that.
+    is_channels_last: bool
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, _ARRAY_DTYPES)
-        require_choice("memory_format", self.memory_format, _MEMORY_FORMATS)
         if (self.mean is None) != (self.std is None):
             raise ArgumentError(f"pass both mean and std, or neither: got mean={self.mean!r}, std={self.std!r}")
         if self.mean is not None and self.std is not None:
@@ -139,22 +92,17 @@ class PixelFormat:
             check_normalization(self.mean, self.std)
 
     @property
-    def is_channels_last(self) -> bool:
-        return self.memory_format == torch.channels_last
-
-    @property
     def array_dtype(self) -> type:
         """NumPy's type of what is stored."""
         return _ARRAY_DTYPES[self.dtype]
 
-    def shape(self, n_images: int) -> tuple[int, int, int, int]:
-        """The shape of a batch, in the order of its memory."""
-        return (n_images, self.size, self.size, 3) if self.is_channels_last else (n_images, 3, self.size, self.size)
-
-    def as_batch(self, memory: Tensor) -> Tensor:
-        """A tensor over a batch's memory, as the type and the shape (N, 3, size, size) that users see."""
-        images = memory.view(self.dtype)
-        return images.permute(0, 3, 1, 2) if self.is_channels_last else images
+    def take_batch(self, buffers: BatchBuffers, n_images: int) -> tuple[np.ndarray, Tensor]:
+        """Memory for a batch: an array in its order, and a tensor (N, 3, height, width) of the type that users see."""
+        sides = (*self.size, 3) if self.is_channels_last else (3, *self.size)
+        memory, images = buffers.take(n_images * math.prod(sides) * np.dtype(self.array_dtype).itemsize)
+        images = images.view(self.dtype).view(n_images, *sides)
+        array: np.ndarray = memory.view(self.array_dtype).reshape(n_images, *sides)
+        return array, images.permute(0, 3, 1, 2) if self.is_channels_last else images
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -170,37 +118,78 @@ class PixelFormat:
         return (stored.view(torch.uint16) if self.array_dtype == np.uint16 else stored).numpy()
 
 
+class Crop(NamedTuple):
+    """What an image of a batch is made of.
+
+    place: A box in the photo, or, if `is_whole`, what `fitted_crops` gives for it.
+    draw: Epoch, index and occurrence, which the draws of a transform depend on; None without one.
+    """
+
+    place: Box
+    mirror: int
+    is_whole: bool
+    draw: tuple[int, int, int] | None
+
+
 class CropWriter:
     """Writes crops into their places in a batch, from any thread.
 
     Args:
         pixels: What they are written as.
-        antialias: As in `labkit.loading.fill.resize_into`.
+        resizer: How they are resized.
+        transform: Called with each, before it is written as something else than bytes.
     """
 
-    def __init__(self, pixels: PixelFormat, antialias: bool):
-        self._antialias = antialias
+    def __init__(self, pixels: PixelFormat, resizer: Resizer, transform: OwnTransform | None = None):
+        self._resizer, self.transform = resizer, transform
         self._converter = _converter(pixels)
-        self._local = _Scratch(pixels.size)
+        self._size, self._local = pixels.size, _Scratch()
 
-    def write(self, row: np.ndarray, source: np.ndarray, box: Box, mirror: int) -> None:
-        """Write the crop `box` of `source`, uint8 (H, W, 3), into `row`, one image of the batch."""
-        image = self._local.image if self._converter else row
-        resize_into(image, source, box, self._antialias)
-        if mirror:
+    def of(self, pixels: PixelFormat) -> "CropWriter":
+        """One of other pixels."""
+        writer = CropWriter(pixels, self._resizer, self.transform)
+        writer._local = self._local  # one for all buckets, which are many
+        return writer
+
+    def write(self, row: np.ndarray, source: np.ndarray, crop: Crop) -> None:
+        """Write one image of a batch into `row`.
+
+        Args:
+            source: uint8 (H, W, 3).
+            crop: What of it.
+        """
+        # A transform of one's own may write into its image, and keep it: never a batch's memory.
+        image = self._local.image(self._size) if self._converter or self.transform else row
+        (self._resizer.fit if crop.is_whole else self._resizer.crop)(image, source, crop.place)
+        if crop.mirror:
             cv2.flip(image, 1, dst=image)
+        if self.transform and crop.draw:
+            try:
+                image = self.transform.apply(image, *crop.draw)
+            except Exception as error:
+                error.is_of_transform = True  # type: ignore[attr-defined]  # the image is there, and can be decoded
+                raise
         if self._converter:
             self._converter(image, row)
+        elif self.transform:
+            np.copyto(row, image)
 
 
 class _Scratch(threading.local):
     """A crop in bytes for each thread: small enough for its core's cache, where a batch is not."""
 
-    def __init__(self, size: int):
-        self.image = np.empty((size, size, 3), np.uint8)
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def image(self, size: Size) -> np.ndarray:
+        """Memory for a crop, uint8 (height, width, 3); the next one overwrites it."""
+        n_bytes = math.prod(size) * 3
+        if len(self._bytes) < n_bytes:
+            self._bytes = np.empty(n_bytes, np.uint8)
+        return self._bytes[:n_bytes].reshape(*size, 3)
 
     def __reduce__(self) -> tuple:  # on the way to another process
-        return _Scratch, (len(self.image),)
+        return _Scratch, ()
 
 
 def _converter(pixels: PixelFormat) -> Callable[[np.ndarray, np.ndarray], None] | None:
@@ -228,24 +217,37 @@ def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) 
 
 @dataclass(frozen=True)
 class CropPolicy:
-    """What happens to an image on its way into a batch. The arguments are those of `BatchLoader`."""
+    """What happens to an image on its way into a batch. `size` is height and width, and `fit` also that of a bucket,
+    `"cover"`; the others are those of `BatchLoader`."""
 
-    size: int
+    size: Size
     train: bool
     seed: int
     scale: tuple[float, float]
     ratio: tuple[float, float]
     flip: float
+    resize: int | None = None
+    fit: str = "crop"
 
     def numbers(self, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> np.ndarray:
         """Random numbers for each image, drawn before its size is known, (N, DRAWS)."""
         return uniforms(self.seed, epoch, indices, occurrences)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether photos are resized as a whole; else crops are."""
+        return not self.train or self.fit != "crop"
+
     def crops(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Top, left, height and width of each crop, and 1 if it is mirrored, int64 (N, 5)."""
-        if not self.train:
-            return np.pad(middle_crops(sizes, self.size), ((0, 0), (0, 1)))
-        return np.column_stack([random_crops(numbers, sizes, self.scale, self.ratio), flips(numbers, self.flip)])
+        """Top, left, height and width of each crop, and 1 if it is mirrored, int64 (N, 5).
+
+        If photos are resized as a whole, the first four are those of `fitted_crops`.
+        """
+        if self.is_whole:
+            boxes = fitted_crops(sizes, self.size, self.resize, self.fit)
+        else:
+            boxes = random_crops(numbers, sizes, self.scale, self.ratio)
+        return np.column_stack([boxes, flips(numbers, self.flip if self.train else 0.0)])
 
 
 class View(NamedTuple):
@@ -255,31 +257,63 @@ class View(NamedTuple):
     draw: CropPolicy
     writer: CropWriter
 
+    def of_bucket(self, size: Size) -> "View":
+        """The same for images of a bucket, which just cover its shape."""
+        pixels, draw = replace(self.pixels, size=size), replace(self.draw, size=size, resize=None, fit="cover")
+        return View(pixels, draw, self.writer.of(pixels))
+
+
+class BatchPart(NamedTuple):
+    """Some images of a batch, which one thread makes."""
+
+    views: Sequence[View]
+    images: Sequence[np.ndarray]  # the memory that they go into, by view
+    indices: np.ndarray
+    occurrences: np.ndarray
+    epoch: int
+    plan: np.ndarray  # of the filler
+    targets: np.ndarray  # objects: what goes with each image, by name
+
+    def draw(self, position: int) -> tuple[int, int, int] | None:
+        """What the draws of an image's transform depend on; None without one."""
+        if self.views[0].writer.transform is None:
+            return None
+        return self.epoch, int(self.indices[position]), int(self.occurrences[position])
+
 
 class PixelFiller:
     """Fills batches from a `PixelStore`."""
 
     smallest_task = 8  # images; for fewer, a task costs more than it saves
 
-    def __init__(self, store: Any, views: Sequence[View]):
-        self._store, self._views = store, views
+    def __init__(self, store: Any, rows: np.ndarray | None = None):
+        self._store, self._rows = store, rows
 
-    def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
+    def _numbers(self, indices: np.ndarray) -> np.ndarray:
+        """Of images in the store."""
+        return indices if self._rows is None else self._rows[indices]
+
+    def plan(self, views: Sequence[View], indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
         """Crops of a batch, (N, views, 5). Drawn for all at once: NumPy takes as long for one image as for all, and in
         between releases the GIL, which the threads that resize would then have to take back each time."""
-        sizes = self._store.shapes[indices]
-        draws = [view.draw for view in self._views]
+        sizes, draws = self._store.shapes[self._numbers(indices)], [view.draw for view in views]
         return np.stack([draw.crops(draw.numbers(epoch, indices, occurrences), sizes) for draw in draws], axis=1)
 
-    def fill(self, rows: Sequence[np.ndarray], indices: np.ndarray, plan: np.ndarray) -> list[int]:
-        """Write images into `rows`, the memory of a part of a batch, by view. Return the rows that stay empty: none."""
-        numbers = indices.tolist()
-        tops = plan[..., 0].min(1)
-        self._store.read_ahead(numbers, zip(tops, (plan[..., 0] + plan[..., 2]).max(1) - tops, strict=True))
-        for position, (index, crops) in enumerate(zip(numbers, plan.tolist(), strict=True)):
-            pixels = self._store.pixels(index)
-            for view, target, (*crop, mirror) in zip(self._views, rows, crops, strict=True):
-                view.writer.write(target[position], pixels, crop, mirror)
+    def fill(self, part: BatchPart) -> list[int]:
+        """Write a part of a batch. Return the places that stay empty: none."""
+        rows = self._numbers(part.indices)
+        numbers = rows.tolist()
+        if part.views[0].draw.is_whole:
+            self._store.read_ahead(numbers, ((0, height) for height in self._store.shapes[rows, 0].tolist()))
+        else:
+            tops = part.plan[..., 0].min(1)
+            self._store.read_ahead(
+                numbers, zip(tops, (part.plan[..., 0] + part.plan[..., 2]).max(1) - tops, strict=True)
+            )
+        for position, (index, crops) in enumerate(zip(numbers, part.plan.tolist(), strict=True)):
+            pixels, draw = self._store.pixels(index), part.draw(position)
+            for view, target, (*place, mirror) in zip(part.views, part.images, crops, strict=True):
+                view.writer.write(target[position], pixels, Crop(place, mirror, view.draw.is_whole, draw))
         return []
 
 
@@ -290,13 +324,16 @@ class _EncodedImage:
         self.key, self.data = key, data
         self._decoder = decoder
         self._whole: np.ndarray | None = None
+        self._head = head_of(data)
         self.size = self._partial_decode_size() or Frame(*self._decode_whole().shape[:2])
 
     def _partial_decode_size(self) -> Frame | None:
         """The size of a JPEG that can be decoded in parts: complete, upright beyond doubt, and not too large."""
-        if not self.data.endswith(b"\xff\xd9") or jpeg_orientation(self.data) != 1:
+        head = self._head
+        is_upright = jpeg_orientation(self.data) == 1 if head is None or head.may_be_turned else True
+        if not is_upright or not self.data.endswith(b"\xff\xd9"):
             return None
-        frame = self._decoder.header(self.data)
+        frame = Frame(head.height, head.width) if head else self._decoder.header(self.data)
         return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
 
     def _decode_whole(self) -> np.ndarray:
@@ -305,15 +342,24 @@ class _EncodedImage:
         return self._whole
 
     @cached_property
-    def _tiling(self) -> Tiling | None:
-        return tiling_of(self.data)
+    def _tiling(self) -> Tiling | None:  # of which several crops of a photo are cut
+        return tiling_of(self.data, self._head) if self._head else None
 
     def part(self, box: tuple[int, int, int, int], scale: int) -> Part:
         if self._whole is None:
-            data, place = cut(self.data, self._tiling, box, scale) if self._tiling else (self.data, box)
-            if part := self._decoder.decode(bytes(data), place, scale):
+            tiling = self._tiling if self._bytes_spared(box) > _LEAST_SPARED else None
+            data, place = cut(self.data, tiling, box, scale) if tiling else (self.data, box)
+            if part := self._decoder.decode(data, place, scale):
                 return part
         return Part(self._decode_whole(), box)
+
+    def _bytes_spared(self, box: tuple[int, int, int, int]) -> float:
+        """What a decoder need not read of these bytes if the box is cut out: codes beside it, and all above."""
+        top, _, height, width = box
+        return len(self.data) * (top + height - height * width / self.size.width) / self.size.height
+
+
+_LEAST_SPARED = 10_000  # bytes: a cut takes about as long as decoding so many
 
 
 class _ThreadDecoder(threading.local):
@@ -332,33 +378,31 @@ class EncodedFiller:
     smallest_task = 2
 
     def __init__(
-        self, store: Store, keys: Sequence[str], views: Sequence[View], scaled_decoding: bool, skips: SkipLog | None
-    ):
-        self._store, self._keys, self._views, self._skips = store, keys, views, skips
+        self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None,
+        targets: Mapping[str, "Target"] | None = None,
+    ):  # fmt: skip
+        self._store, self._keys, self._skips, self._targets = store, keys, skips, targets or {}
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = _ThreadDecoder()
 
-    def plan(self, indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
+    def plan(self, views: Sequence[View], indices: np.ndarray, epoch: int, occurrences: np.ndarray) -> np.ndarray:
         """Numbers from which crops follow once the sizes of the images are known, (N, views, DRAWS)."""
-        return np.stack([view.draw.numbers(epoch, indices, occurrences) for view in self._views], axis=1)
+        return np.stack([view.draw.numbers(epoch, indices, occurrences) for view in views], axis=1)
 
-    def fill(
-        self, rows: Sequence[np.ndarray], indices: np.ndarray, plan: np.ndarray, reads: Sequence[Future] | None = None
-    ) -> list[int]:
-        """Write images into `rows`, the memory of a part of a batch, by view. Return the rows that were skipped.
+    def fill(self, part: BatchPart, reads: Sequence[Future] | None = None) -> list[int]:
+        """Write a part of a batch. Return the rows that were skipped.
 
         `reads` has the bytes of the images, or the errors in their place. None: they are read here.
         """
         opened = [
             self._call_or_skip(self._open_image, self._keys[index], reads[position] if reads else None)
-            for position, index in enumerate(indices.tolist())
+            for position, index in enumerate(part.indices.tolist())
         ]
         sizes = np.array([image.size if image else (1, 1) for image in opened])
-        drawn = [view.draw.crops(plan[:, number], sizes) for number, view in enumerate(self._views)]
+        drawn = [view.draw.crops(part.plan[:, number], sizes) for number, view in enumerate(part.views)]
         empty = []
         for position, (image, crops) in enumerate(zip(opened, np.stack(drawn, axis=1).tolist(), strict=True)):
-            targets = [target[position] for target in rows]
-            if image is None or not self._call_or_skip(self._write_crops, image.key, targets, image, crops):
+            if image is None or not self._call_or_skip(self._write_crops, image.key, part, position, image, crops):
                 empty.append(position)
         return empty
 
@@ -366,7 +410,8 @@ class EncodedFiller:
         try:
             return function(key, *arguments)
         except Exception as error:
-            if self._skips is not None and isinstance(error, DecodeError | MissingKeyError | FileNotFoundError):
+            is_of_image = isinstance(error, DecodeError | MissingKeyError | FileNotFoundError)
+            if self._skips is not None and is_of_image and not hasattr(error, "is_of_transform"):
                 self._skips.add(key, str(error))
                 return None
             if not isinstance(error, DecodeError):  # which names the key
@@ -376,15 +421,49 @@ class EncodedFiller:
     def _open_image(self, key: str, read: Future | None) -> _EncodedImage:
         return _EncodedImage(key, read.result() if read else self._store.read(key), self._local.decoder)
 
-    def _write_crops(self, key: str, targets: list[np.ndarray], image: _EncodedImage, crops: list[list[int]]) -> bool:
+    def _write_crops(
+        self, key: str, part: BatchPart, position: int, image: _EncodedImage, crops: list[list[int]]
+    ) -> bool:
         """Decode what all crops of an image need together, once, and write each."""
-        smallest = min(min(crop[2:4]) // view.draw.size for view, crop in zip(self._views, crops, strict=True))
-        scale = max((scale for scale in self._scales if scale <= smallest), default=1)
-        top, left = min(crop[0] for crop in crops), min(crop[1] for crop in crops)
-        bottom, right = max(crop[0] + crop[2] for crop in crops), max(crop[1] + crop[3] for crop in crops)
-        pixels, box = image.part((top, left, bottom - top, right - left), scale)
-        shrunk = box[2] / (bottom - top)  # 1 where the decoder knows no smaller scale
-        for view, target, (y, x, height, width, mirror) in zip(self._views, targets, crops, strict=True):
-            place = box[0] + (y - top) * shrunk, box[1] + (x - left) * shrunk, height * shrunk, width * shrunk
-            view.writer.write(target, pixels, place, mirror)
+        draw = part.draw(position)
+        places = list(zip(part.views, (memory[position] for memory in part.images), crops, strict=True))
+        if part.views[0].draw.is_whole:
+            smallest = min(min(image.size[0] // crop[2], image.size[1] // crop[3]) for crop in crops)
+            pixels, (top, left, height, width) = image.part((0, 0, *image.size), self._scale(smallest))
+            whole = pixels[int(top) : math.ceil(top + height), int(left) : math.ceil(left + width)]
+            for view, row, (*place, mirror) in places:
+                view.writer.write(row, whole, Crop(place, mirror, True, draw))
+        else:
+            smallest = min(min(crop[2] // view.draw.size[0], crop[3] // view.draw.size[1]) for view, _, crop in places)
+            top, left = min(crop[0] for crop in crops), min(crop[1] for crop in crops)
+            bottom, right = max(crop[0] + crop[2] for crop in crops), max(crop[1] + crop[3] for crop in crops)
+            pixels, box = image.part((top, left, bottom - top, right - left), self._scale(smallest))
+            shrunk = box[2] / (bottom - top)  # 1 where the decoder knows no smaller scale
+            for view, row, (y, x, height, width, mirror) in places:
+                within = box[0] + (y - top) * shrunk, box[1] + (x - left) * shrunk, height * shrunk, width * shrunk
+                view.writer.write(row, pixels, Crop(within, mirror, False, draw))
+        if self._targets:
+            part.targets[position] = self._crop_targets(key, image, part.views[0], crops[0])
         return True
+
+    def _crop_targets(self, key: str, image: _EncodedImage, view: View, crop: list[int]) -> dict[str, Any]:
+        """What each target of an image shows in its crop."""
+        *place, mirror = crop
+        size, whole, (top, left, height, width) = image.size, view.draw.is_whole, map(float, place)
+        if whole:
+            step_y, step_x = size[0] / height, size[1] / width
+            top, left, height, width = (
+                top * step_y,
+                left * step_x,
+                view.draw.size[0] * step_y,
+                view.draw.size[1] * step_x,
+            )
+        box = top, left, height, width
+        return {
+            name: target.crop(key, size, box, view.draw.size, bool(mirror), photo=image.data, whole=whole)
+            for name, target in self._targets.items()
+        }
+
+    def _scale(self, smallest: int) -> int:
+        """At which part of its size an image may be decoded."""
+        return max((scale for scale in self._scales if scale <= smallest), default=1)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.errors import OperationError
 from labkit.measure.steady import LoaderWrapper
-from labkit.util.arguments import require_int
+from labkit.util.arguments import require_a, require_int, require_iterable
 from labkit.util.tensor_trees import iter_tensors, move_tensors
 
 Copied = tuple[torch.Event, list[Tensor]]  # what a batch has to wait for, and what was made on the device for it
@@ -45,14 +45,15 @@ class CUDAPrefetcher(LoaderWrapper):
     ...     train(images, labels)
 
     Raises:
-        RuntimeError: a device was asked for and there is none of its kind.
+        RuntimeError: a device was asked for and there is none of its kind; or a generator is iterated a second time.
         ValueError: `depth` is below 1.
 
     Source: PyTorch's notes on CUDA semantics and the caching allocator. Taught in: notebooks/07_cuda_prefetch.ipynb
     """
 
     def __init__(self, loader: Iterable[Any], device: Any = "cuda", *, depth: int = 1):
-        self.loader: Any = loader
+        self.loader: Any = require_iterable("loader", loader, "a loader, or another iterable of batches")
+        require_a((str, int, torch.device), "device", device, "such as 'cuda', 'cuda:1' or torch.device('cpu')")
         self.depth, self.device = require_int("depth", depth), torch.device(device)
         self.batches_ahead = depth
         self.transfer = _make_transfer(self.device)
@@ -82,6 +83,7 @@ class CUDAPrefetcher(LoaderWrapper):
         source: Iterator[Any] | None = iter(self.loader)
         ahead: deque[Any] = deque()
         error: Exception | None = None
+        has_given = False
         while source is not None or ahead:
             while source is not None and len(ahead) <= self.depth:
                 try:
@@ -92,11 +94,16 @@ class CUDAPrefetcher(LoaderWrapper):
                     source, error = None, raised
             # No batch is bound to a name here, so that the consumer holds the last reference.
             if ahead:
-                self._state = ahead[0][1]
+                self._state, has_given = ahead[0][1], True
                 yield self.transfer.hand_over(*ahead.popleft()[0])
         self._state = None
         if error is not None:
             raise error
+        if not has_given and isinstance(self.loader, Iterator):
+            raise OperationError(
+                f"the loader is a {type(self.loader).__name__}, which can be read once, and is used up: give an object "
+                "whose __iter__ starts from the beginning each time, or wrap a new one for each epoch"
+            )
 
 
 def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":

@@ -9,12 +9,13 @@ import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.errors import OperationError
 from labkit.loading.read_ahead import look_ahead
 from labkit.loading.seeding import SeededIndices
-from labkit.loading.torch_loader import prepare_to_start_workers, start_worker, worker_context
+from labkit.loading.torch_loader import note_start, prepare_to_start_workers, start_worker, worker_context
 from labkit.util.process import on_cpu
 
 # A forked worker would inherit locks that threads of OpenCV and torch hold, and wait forever.
@@ -40,6 +41,10 @@ class _FilledBatches(Dataset):
 
     def __getitem__(self, task: Task) -> Any:
         return self._fill(*task)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class _Tasks:
@@ -74,6 +79,8 @@ class ProcessPool:
             _FilledBatches(fill), sampler=self._tasks, batch_size=None, num_workers=num_processes,
             prefetch_factor=prefetch_factor, persistent_workers=True, pin_memory=pin_memory,
             multiprocessing_context=worker_context(_START_METHOD), worker_init_fn=start_worker,
+            collate_fn=_as_it_is,  # torch's own makes tensors of arrays, each with an open file on its way
+            generator=torch.Generator(),  # else each epoch draws from the training's
         )  # fmt: skip
 
     def run(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
@@ -85,8 +92,12 @@ class ProcessPool:
         prepare_to_start_workers()
         self._newest = epoch_run = object()
         self._tasks.batches = iter(batches)
-        with on_cpu():
-            filled = iter(self._loader)
+        try:
+            with on_cpu():
+                filled = iter(self._loader)
+        except BaseException as error:
+            note_start(error, self._loader.num_workers)
+            raise
         while self._newest is epoch_run:
             batch = next(filled, None)
             if batch is None:

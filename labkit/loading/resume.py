@@ -2,10 +2,14 @@
 
 import zlib
 from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
+
+import torch
 
 from labkit.data.labels import check_same_classes
 from labkit.errors import ArgumentError, OperationError, WrongTypeError
@@ -13,12 +17,15 @@ from labkit.loading.samplers import (
     EpochsOfSamplers,
     Occurrences,
     batches_of_rank,
+    generator_of,
     n_batches_of,
     samplers_of,
     share_of,
     warn_if_not_shared,
 )
 from labkit.loading.seeding import SeededIndices, number_of
+from labkit.util.arguments import require_seed
+from labkit.util.process import rank_and_world_size
 from labkit.util.strings import PackedStrings
 
 _VERSION = 2  # of the state; raised when its meaning changes
@@ -32,6 +39,7 @@ class Progress:
         n_batches: Batches that this rank handed out, since the number of ranks last changed.
         before: What was handed out until then: (batches of each rank, number of ranks), one pair for each such number.
         order_crc32: Of the indices in `n_batches`; None if it is another rank's.
+        generator: State of the sampler's own generator when the epoch began, in Base64; "" if there is none.
         outer: The pass that was running when this one began.
         has_given: Whether a batch was handed out since the resume.
         is_over: Whether the last was handed out, and another asked for.
@@ -39,9 +47,15 @@ class Progress:
     """
 
     def __init__(
-        self, epoch: int, n_batches: int = 0, before: Sequence[Sequence[int]] = (), order_crc32: int | None = 0
+        self,
+        epoch: int,
+        n_batches: int = 0,
+        before: Sequence[Sequence[int]] = (),
+        order_crc32: int | None = 0,
+        generator: str = "",
     ):
         self.epoch, self.n_batches, self.before, self.order_crc32 = epoch, n_batches, before, order_crc32
+        self.generator = generator
         self.outer: Progress | None = None
         self.has_given, self.is_over, self.is_running = False, False, True
         self._drawn: deque[int] = deque()  # checksums after each batch that is on its way
@@ -51,34 +65,61 @@ class Progress:
 
         Raises:
             ValueError: the sampler begins with other indices than those of the state.
-            RuntimeError: it has a length, and gives nothing.
+            RuntimeError: it gives nothing.
         """
-        batches = (_plain(indices) for indices in batches_of_rank(batch_sampler, self.before))
+        if self.generator and (own := generator_of(batch_sampler)) is not None:
+            own.set_state(torch.frombuffer(bytearray(b64decode(self.generator)), dtype=torch.uint8))
+        else:
+            self.generator = _state_of_generator(batch_sampler)
         counted, crc32, n_to_skip = Occurrences(), 0, self.n_batches
-        for indices in islice(batches, n_to_skip):
-            counted.add(indices)
+        batches = (
+            (indices, counted.add(indices) if type(given) is not SeededIndices else given.occurrences)
+            for given in batches_of_rank(batch_sampler, seed, self.epoch, self.before)
+            for indices in [_plain(given)]
+        )
+        for indices, _ in islice(batches, n_to_skip):
             crc32 = _add(crc32, indices)
         if n_to_skip and self.order_crc32 not in (None, crc32):
             raise ArgumentError(
-                f"the sampler does not begin epoch {self.epoch} with the {n_to_skip} batches that were handed out "
-                "before: use one whose order depends on a seed and the epoch alone, such as shuffle=True gives"
+                f"{_describe(batch_sampler)} does not begin epoch {self.epoch} with the {n_to_skip} batches that were "
+                "handed out before: use a sampler whose order depends on a seed and the epoch alone, as shuffle=True "
+                "gives, and torch's RandomSampler, SubsetRandomSampler and WeightedRandomSampler do in this loader"
             )
         is_empty = not n_to_skip and not self.before
-        for indices in batches:
+        for indices, occurrences in batches:
             is_empty, crc32 = False, _add(crc32, indices)
             self._drawn.append(crc32)
-            yield SeededIndices(indices, seed, self.epoch, counted.add(indices))
-        if is_empty and hasattr(batch_sampler, "__len__") and len(batch_sampler):
-            raise OperationError(
-                f"{type(batch_sampler).__name__} gave no batch in epoch {self.epoch}, although its length is "
-                f"{len(batch_sampler)}: its __iter__ must start from the beginning, and so must its sampler's"
-            )
+            yield SeededIndices(indices, seed, self.epoch, occurrences)
+        if is_empty:
+            raise OperationError(_why_empty(batch_sampler, self.epoch))
 
     def count(self) -> None:
         """A batch is handed out."""
         self.n_batches, self.has_given = self.n_batches + 1, True
         if self._drawn:
             self.order_crc32 = self._drawn.popleft()
+
+
+def _state_of_generator(batch_sampler: Any) -> str:
+    """That of the sampler's own generator. With several ranks none: each may have a generator of its own."""
+    own = generator_of(batch_sampler) if rank_and_world_size()[1] == 1 else None
+    return "" if own is None else b64encode(own.get_state().numpy().tobytes()).decode()
+
+
+def _why_empty(batch_sampler: Any, epoch: int) -> str:
+    gave = f"{type(batch_sampler).__name__} gave no batch in epoch {epoch}"
+    with suppress(TypeError, NotImplementedError):  # it may have no length
+        if n_batches := n_batches_of(batch_sampler):
+            return (
+                f"{gave}, although its length is {n_batches}: its __iter__ must start from the beginning, and so must "
+                "its sampler's"
+            )
+    if getattr(batch_sampler, "drop_last", False):
+        return (
+            f"{gave}: drop_last leaves out a batch that is not full, and batch_size={batch_sampler.batch_size} is more "
+            "than there are samples (for each rank): pass a smaller batch_size, or drop_last=False"
+        )
+    return f"{gave}: give it at least one index"
 
 
 def _plain(indices: Any) -> list[Any]:
@@ -155,7 +196,8 @@ class Resumable(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands that gave a batch last: batches handed out so far, as plain data.
 
-        It takes some 400 bytes, and the names of the classes. Batches that workers or threads have made ahead do not
+        It takes some 400 bytes, and the names of the classes; 7 KB more where the sampler draws from a generator that
+        it was given, whose state then goes along. Batches that workers or threads have made ahead do not
         count, so they come after the resume. One rank's state serves all. Take it from the wrapper, if there is one
         (`CUDAPrefetcher`).
         """
@@ -169,6 +211,7 @@ class Resumable(ABC):
             "version": _VERSION, "epoch": progress.epoch, "n_batches": progress.n_batches,
             "before": list(progress.before), "world_size": world_size, "rank": rank,
             "order_crc32": progress.order_crc32, **self._identity(), "classes": self._class_names(),
+            "generator": progress.generator or _state_of_generator(self.batch_sampler),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,7 +248,7 @@ class Resumable(ABC):
         elif rank != state["rank"]:
             order_crc32 = None
         self.epoch = state["epoch"]
-        self._resumed = self.epoch, n_batches, before, order_crc32
+        self._resumed = self.epoch, n_batches, before, order_crc32, state.get("generator", "")
 
     def _start_counting(self) -> None:
         self._epochs = EpochsOfSamplers()
@@ -215,7 +258,7 @@ class Resumable(ABC):
     def _begin_epoch(self) -> Progress:
         """The progress of a new epoch: that of a state, if it is of this epoch."""
         warn_if_not_shared(self.batch_sampler)
-        self.epoch = self._epochs.read(samplers_of(self.batch_sampler), self.epoch)
+        self.epoch = require_seed(self._epochs.read(samplers_of(self.batch_sampler), self.epoch), "epoch")
         is_resumed = self._resumed is not None and self._resumed[0] == self.epoch
         progress = Progress(*self._resumed) if self._resumed and is_resumed else Progress(self.epoch)
         progress.outer, self._newest = self._newest, progress
@@ -249,7 +292,8 @@ class Resumable(ABC):
         """What must be the same where a state is loaded."""
         keys, n_samples, seed = self._source()
         if self._keys_crc32 is None:
-            self._keys_crc32 = _crc32_of(keys)
+            of_rows = getattr(getattr(getattr(self, "dataset", None), "store", None), "sizes_crc32", 0)
+            self._keys_crc32 = _crc32_of(keys) ^ of_rows  # rows of a table have the same keys in any order
         return {
             "n_samples": n_samples, "keys_crc32": self._keys_crc32, "seed": seed,
             "batch_size": getattr(self.batch_sampler, "batch_size", None), "sampler": _describe(self.batch_sampler),
@@ -281,4 +325,10 @@ def _describe(batch_sampler: Any) -> str:
     sampler = getattr(batch_sampler, "sampler", batch_sampler)
     names = ("shuffle", "seed", "drop_last", "remainder", "sizes_crc32")
     settings = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
+    if isinstance(weights := getattr(sampler, "weights", None), torch.Tensor):
+        settings |= {
+            "num_samples": sampler.num_samples,
+            "replacement": sampler.replacement,
+            "weights_crc32": zlib.crc32(weights.cpu().numpy().tobytes()),
+        }
     return f"{type(sampler).__name__}({', '.join(f'{name}={value}' for name, value in settings.items())})"

@@ -4,14 +4,24 @@ import copy
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from labkit.errors import ArgumentError, WrongTypeError
-from labkit.loading.seeding import SeededIndices, number_of, permutation
-from labkit.util.process import rank_and_world_size
+from labkit.loading.seeding import SeededIndices, derived_seed, number_of, permutation
+from labkit.util.arguments import require_flag
+from labkit.util.process import on_cpu, rank_and_world_size
 
 
 class LoaderWarning(UserWarning):
@@ -111,8 +121,44 @@ class SeededBatchSampler(CountsEpochs, BatchSampler):
     def _batches(self, epoch: int) -> Iterator[SeededIndices]:
         self._epochs.set([self.sampler], epoch)
         counted = Occurrences()
-        for indices in super().__iter__():
+        for indices in BatchSampler(order_of(self.sampler, self.seed, epoch), self.batch_size, self.drop_last):
             yield SeededIndices(indices, self.seed, epoch, counted.add(indices), self.dataset)
+
+
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_OF_SAMPLER = -3  # follows (seed, epoch), which alone is the order of `ShuffledSampler`
+_63_BITS = (1 << 63) - 1
+
+
+def _draws_unseeded(sampler: Any) -> bool:
+    """Whether it is one of torch's that would draw from the global generator; others may draw in their own way."""
+    return type(sampler) in _DRAWING and sampler.generator is None
+
+
+def order_of(sampler: Any, seed: int, epoch: int) -> Any:
+    """What to iterate over for an epoch: the sampler, or what it draws by (seed, epoch) if nothing else seeds it."""
+    if not _draws_unseeded(sampler):
+        return sampler
+    drawing = copy.copy(sampler)  # the sampler itself is the user's, and two passes may run at a time
+    if isinstance(weights := getattr(sampler, "weights", None), torch.Tensor):
+        drawing.weights = weights.cpu()  # where the generator is
+    drawing.generator = torch.Generator().manual_seed(derived_seed(seed, epoch, _OF_SAMPLER) & _63_BITS)
+    return _drawn(iter(drawing))
+
+
+def _drawn(indices: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with on_cpu():  # whatever torch's default device is
+            some = list(islice(indices, 1024))
+        if not some:
+            return
+        yield from some
+
+
+def generator_of(batch_sampler: Any) -> torch.Generator | None:
+    """The generator that the user gave a sampler: its state is what the order of an epoch depends on."""
+    found = (getattr(sampler, "generator", None) for sampler in samplers_of(batch_sampler))
+    return next((generator for generator in found if isinstance(generator, torch.Generator)), None)
 
 
 class EpochsOfSamplers:
@@ -167,10 +213,16 @@ def choose_sampler(
 ) -> Sampler[int] | Iterable[int]:
     """The order of samples: the sampler's, or that of `samples`, which a seed may shuffle."""
     if sampler is None:
-        return ShuffledSampler(samples, seed) if shuffle else SequentialSampler(samples)
+        is_shuffled = shuffle is not None and require_flag("shuffle", shuffle)
+        return ShuffledSampler(samples, seed) if is_shuffled else SequentialSampler(samples)
     if shuffle:
         raise ArgumentError("got shuffle=True and a sampler: leave out one of them, the sampler decides the order")
     check_repeatable("sampler", sampler)
+    if isinstance(sampler, WeightedRandomSampler) and len(sampler.weights) != len(samples):
+        raise ArgumentError(
+            f"the WeightedRandomSampler has {len(sampler.weights)} weights for {len(samples)} samples: it takes one "
+            "for each sample, such as class_weights[dataset.labels], and not one for each class"
+        )
     return sampler
 
 
@@ -179,12 +231,22 @@ def check_repeatable(name: str, sampler: Any) -> None:
     if not isinstance(sampler, Iterable) or isinstance(sampler, str | bytes | type):
         what = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
         raise WrongTypeError(f"{name} must be one of torch's samplers, or a list of what it gives, got {what:.200}")
+    if isinstance(sampler, set | frozenset | Mapping):
+        raise WrongTypeError(f"{name} is a {type(sampler).__name__}, which is no order of indices: give a list")
+    if _is_mask(sampler):
+        raise WrongTypeError(f"{name} is a mask of True and False: give the indices, such as np.flatnonzero(mask)")
     for each in samplers_of(sampler):
         if isinstance(each, Iterator) and not isinstance(each, Sampler):
             raise WrongTypeError(
                 f"{name} is a {type(each).__name__}, which can be read once: the second epoch would have no batch. "
                 "Give a list, or an object whose __iter__ starts from the beginning each time"
             )
+
+
+def _is_mask(indices: Any) -> bool:
+    if isinstance(indices, list | tuple):
+        return bool(indices) and all(isinstance(index, bool) for index in indices)
+    return str(getattr(indices, "dtype", "")) in ("bool", "torch.bool")
 
 
 def samplers_of(batch_sampler: Any) -> list[Any]:
@@ -195,8 +257,9 @@ def samplers_of(batch_sampler: Any) -> list[Any]:
 def share_of(batch_sampler: Any) -> tuple[int, int]:
     """Rank and number of ranks among which a batch sampler's epoch is shared out.
 
-    A sampler with `num_replicas` shares it out itself. That of all samples in a fixed order is shared out by the
-    loader. Any other gives each rank what it gives.
+    A sampler with `num_replicas` shares it out itself. One whose order is the same on every rank, since it is that of
+    the samples or depends on the seed and the epoch alone, is shared out by the loader. Any other gives each rank what
+    it gives.
     """
     for sampler in samplers_of(batch_sampler):
         if hasattr(sampler, "num_replicas"):
@@ -206,8 +269,10 @@ def share_of(batch_sampler: Any) -> tuple[int, int]:
 
 def _is_whole(batch_sampler: Any) -> bool:
     # Exact types: another class may choose or order the samples in its own way.
-    is_plain = type(batch_sampler) in (BatchSampler, SeededBatchSampler)
-    return is_plain and type(batch_sampler.sampler) in (ShuffledSampler, SequentialSampler)
+    if type(batch_sampler) not in (BatchSampler, SeededBatchSampler):
+        return False
+    sampler = batch_sampler.sampler
+    return type(sampler) in (ShuffledSampler, SequentialSampler) or _draws_unseeded(sampler)
 
 
 def warn_if_not_shared(batch_sampler: Any) -> None:
@@ -234,11 +299,12 @@ def n_batches_of(batch_sampler: Any) -> int:
     return n_samples // size if batch_sampler.drop_last else -(-n_samples // size)
 
 
-def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) -> Iterable[Any]:
+def batches_of_rank(batch_sampler: Any, seed: int, epoch: int, before: Sequence[Sequence[int]] = ()) -> Iterable[Any]:
     """This rank's batches of an epoch, or of what is left of it.
 
     Args:
         batch_sampler: Its epoch is set.
+        seed, epoch: What torch's samplers without a generator of their own draw by.
         before: (batches that each rank had, number of ranks), for each number of ranks that the epoch has seen.
     """
     rank, world_size = share_of(batch_sampler)
@@ -247,16 +313,27 @@ def batches_of_rank(batch_sampler: Any, before: Sequence[Sequence[int]] = ()) ->
     sampler: Any = getattr(batch_sampler, "sampler", None)
     is_whole = _is_whole(batch_sampler)
     if not before and (world_size == 1 or not is_whole):
+        if type(batch_sampler) is BatchSampler:
+            return BatchSampler(order_of(sampler, seed, epoch), batch_sampler.batch_size, batch_sampler.drop_last)
         return batch_sampler
     if not is_whole:  # a `DistributedSampler`, made one for a single process: others are not shared out
         sampler = copy.copy(sampler)
         sampler.rank, sampler.num_replicas = 0, 1
         sampler.num_samples = sampler.total_size = len(sampler.dataset)
-    order = list(sampler)
-    rest = order[sum(n_batches * n_ranks for n_batches, n_ranks in before) * batch_sampler.batch_size :]
+    order = list(order_of(sampler, seed, epoch))
+    n_given = sum(n_batches * n_ranks for n_batches, n_ranks in before) * batch_sampler.batch_size
+    rest = order[n_given:]
     n_over = len(rest) % world_size
     if n_over and getattr(sampler, "drop_last", False):
         rest = rest[:-n_over]
     elif n_over:
         rest += (order * world_size)[: world_size - n_over]  # as DistributedSampler fills up its last round
-    return BatchSampler(rest[rank::world_size], batch_sampler.batch_size, batch_sampler.drop_last)
+    own, settings = rest[rank::world_size], (batch_sampler.batch_size, batch_sampler.drop_last)
+    if not _draws_unseeded(sampler):
+        return BatchSampler(own, *settings)
+    # An index that two ranks draw comes twice in the epoch, and each time with its own random draws.
+    before_each = Occurrences().add(order[:n_given] + rest)[n_given:][rank::world_size]
+    return (
+        SeededIndices([own[place] for place in places], seed, epoch, [before_each[place] for place in places])
+        for places in BatchSampler(range(len(own)), *settings)
+    )

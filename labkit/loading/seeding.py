@@ -28,7 +28,7 @@ from labkit.util.process import Lazy, preserve_rng_state
 _128_BITS = (1 << 128) - 1
 _TORCH_SEEDS = (1 << 63) - 1  # as a mask
 _MULTIPLIER = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # of a 128-bit congruential generator, with good spectral properties
-_OF_BATCH, _AGAIN = -1, -2  # follow (seed, epoch, index); private generators are numbered from 0
+_OF_BATCH, AGAIN = -1, -2  # follow (seed, epoch, index); private generators are numbered from 0
 _OPAQUE_TYPES = (type(None), types.ModuleType, torch.Tensor, np.ndarray, Lazy)
 _HOLDERS = ("__dict__", "__self__", "__func__", "func", "args", "keywords", "fget")  # of objects, methods and partials
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -136,7 +136,7 @@ class SeededIndices(list):
     def numbers(self, position: int) -> tuple[int, ...]:
         """What the draws of the sample at `position` depend on."""
         numbers = self.seed, self.epoch, number_of(list.__getitem__(self, position))
-        return (*numbers, _AGAIN, again) if (again := self.occurrences[position]) else numbers
+        return (*numbers, AGAIN, again) if (again := self.occurrences[position]) else numbers
 
     def numbers_of_batch(self) -> tuple[int, ...]:
         """What the draws of the batch as a whole depend on."""
@@ -156,12 +156,16 @@ class RandomSources:
 
     def seed(self, *numbers: int) -> None:
         """Seed all of them from integers."""
-        number = derived_seed(*numbers)
-        random.seed(number)
-        np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its overhead
-        torch.default_generator.manual_seed(number & _TORCH_SEEDS)  # torch.manual_seed would take 100 us
+        seed_global_generators(derived_seed(*numbers))
         for position, generator in enumerate(self._private):
-            _seed_one(generator, derived_seed(*numbers, position))
+            seed_generator(generator, derived_seed(*numbers, position))
+
+
+def seed_global_generators(number: int) -> None:
+    """Seed those of `random`, NumPy and torch (CPU) by one number of 128 bits."""
+    random.seed(number)
+    np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its overhead
+    torch.default_generator.manual_seed(number & _TORCH_SEEDS)  # torch.manual_seed would take 100 us
 
 
 _latest: tuple[Any, RandomSources] | None = None  # in a worker, the sources of its data set
@@ -203,10 +207,12 @@ class _Finder(pickle.Pickler):
         if item is _nothing:
             return NotImplemented
         if _is_generator(item):
-            self.found.append(item)
-        elif hasattr(type(item), "set_random_state") and hasattr(item, "py_random"):
-            self.found += _share_generators(item)
+            if not any(item is known for known in self.found):  # a pipeline's
+                self.found.append(item)
         elif not isinstance(item, _OPAQUE_TYPES):
+            is_pipeline = hasattr(type(item), "set_random_state") and hasattr(item, "py_random")
+            if is_pipeline and not any(item.py_random is known for known in self.found):  # else it is part of one
+                self.found += _share_generators(item)
             self.waiting.append(_contents(item))
         return _nothing, ()
 
@@ -238,7 +244,8 @@ def _share_generators(transform: Any) -> list[Any]:
     return pair
 
 
-def _seed_one(generator: Any, number: int) -> None:
+def seed_generator(generator: Any, number: int) -> None:
+    """Seed one that `find_generators` found."""
     if isinstance(generator, random.Random):
         generator.seed(number)
     elif isinstance(generator, torch.Generator):

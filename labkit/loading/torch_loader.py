@@ -5,6 +5,7 @@ the process that started them, and one that dies is named with its reason. Epoch
 """
 
 import copy
+import errno
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.queues
@@ -17,23 +18,26 @@ import sys
 import tempfile
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
 
-from labkit.data.dataset import collate
+from labkit.data.dataset import ImageDataset, collate
 from labkit.data.remote import is_far
+from labkit.data.stores import Store
 from labkit.errors import ArgumentError, OperationError, WorkerDied, WrongTypeError
-from labkit.loading.bucket_sampler import check_batch_sampler
+from labkit.loading.bucket_sampler import check_batch_sampler, keys_of
 from labkit.loading.resume import Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import RandomSources, SeededIndices
-from labkit.util.arguments import kind_of, require_callable, require_choice, require_int, require_seed
+from labkit.util.arguments import kind_of, require_callable, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state
 
@@ -78,6 +82,9 @@ class LoaderConfig:
             if getattr(self, name) is not None or name == "batch_size":
                 object.__setattr__(self, name, require_int(name, getattr(self, name), minimum))
         object.__setattr__(self, "seed", require_seed(self.seed))
+        for name in ("persistent_workers", "pin_memory", "oversubscribe"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, require_flag(name, getattr(self, name)))
         if self.start_method is not None:
             require_choice("start_method", self.start_method, multiprocessing.get_all_start_methods())
 
@@ -264,9 +271,17 @@ def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any])
 
 
 def make_loader(
-    dataset: Dataset,
+    dataset: Dataset | Store | str | os.PathLike,
     config: LoaderConfig | None = None,
     *,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+    prefetch_factor: int | None = None,
+    persistent_workers: bool | None = None,
+    pin_memory: bool | None = None,
+    seed: int | None = None,
+    start_method: str | None = None,
+    oversubscribe: bool | None = None,
     shuffle: bool = False,
     sampler: Sampler[int] | Iterable[int] | None = None,
     batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
@@ -277,12 +292,17 @@ def make_loader(
     """A DataLoader over a map-style data set: the same seed gives the same batches, for any number of workers.
 
     Args:
-        dataset: Map-style: `__len__` and `__getitem__`, or `__getitems__` (then a batch is fetched by one call).
+        dataset: Map-style: `__len__` and `__getitem__`, or `__getitems__` (then a batch is fetched by one call). Of a
+            path, URL or store, the images of an `ImageDataset`, which must all have one size.
         config: How to load. Default: `LoaderConfig()`.
+        batch_size, num_workers, prefetch_factor, persistent_workers, pin_memory, seed, start_method, oversubscribe:
+            The settings of `LoaderConfig`, in place of one.
         shuffle: A new order each epoch, which depends on the seed alone.
         sampler: Where the indices come from instead, such as torch's `DistributedSampler`; its `set_epoch` is called,
-            unless the training does so itself. An index may come several times in an epoch, each with its own draws.
-            It is what the data set takes: an integer, a string, bytes, or a tuple of these, such as (number, size).
+            unless the training does so itself. torch's `RandomSampler`, `SubsetRandomSampler` and
+            `WeightedRandomSampler` draw by the loader's seed and the epoch, unless they have a `generator`. An index
+            may come several times in an epoch, each with its own draws. It is what the data set takes: an integer, a
+            string, bytes, or a tuple of these, such as (number, size).
         batch_sampler: Where the indices of each batch come from instead, such as `BucketBatchSampler`; its `set_epoch`
             is called, or that of its `sampler`. It decides on order, batch size and last batches; the seed is still
             that of all random draws.
@@ -292,41 +312,48 @@ def make_loader(
 
     Returns:
         A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...). Without `sampler`
-        and `batch_sampler`, the ranks that torchrun or `torch.distributed` started share out each epoch as torch's
-        `DistributedSampler` does: each has as many samples, of which some may come a second time.
+        and `batch_sampler`, or with one of the three samplers that draw by the loader's seed, the ranks that torchrun
+        or `torch.distributed` started share out each epoch as torch's `DistributedSampler` does: each has as many
+        samples, of which some may come a second time.
 
     >>> dataset = lk.ImageDataset("photos", transform=lk.make_augment("light"))
-    >>> loader = lk.make_loader(dataset, lk.LoaderConfig(batch_size=4, num_workers=0), shuffle=True)
+    >>> loader = lk.make_loader(dataset, batch_size=4, num_workers=0, shuffle=True)
     >>> images, labels = next(iter(loader))
 
     Raises:
         TypeError: an iterable data set, whose samples have no index to seed by; or a sampler that can be read only
             once, such as a generator.
-        ValueError: an empty data set, two arguments that both decide on the order, or a `BucketBatchSampler` whose
-            frame has other images than the data set.
+        ValueError: an empty data set, a `config` together with one of its settings, two arguments that both decide on
+            the order, or a `BucketBatchSampler` whose frame has other images than the data set.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
-    if isinstance(dataset, str | os.PathLike):
-        raise WrongTypeError(
-            f"dataset must be a data set, got a path: lk.ImageDataset({os.fspath(dataset)!r}) reads it"
-        )
-    if config is not None and not isinstance(config, LoaderConfig):
-        raise WrongTypeError(f"config must be a LoaderConfig, such as lk.LoaderConfig(batch_size=64), got {config!r}")
+    given: dict[str, Any] = {
+        "batch_size": batch_size, "num_workers": num_workers, "prefetch_factor": prefetch_factor,
+        "persistent_workers": persistent_workers, "pin_memory": pin_memory, "seed": seed, "start_method": start_method,
+        "oversubscribe": oversubscribe,
+    }  # fmt: skip
+    config = _config_of(config, {name: value for name, value in given.items() if value is not None})
+    samples: Any = dataset
+    if isinstance(dataset, str | os.PathLike) or (isinstance(dataset, Store) and not hasattr(dataset, "__getitem__")):
+        samples = ImageDataset(dataset)
     for name, function in (("collate_fn", collate_fn), ("batch_transform", batch_transform)):
         require_callable(name, function)
-    if isinstance(dataset, IterableDataset | type) or not hasattr(dataset, "__len__"):
-        kind = kind_of(dataset)
-        raise WrongTypeError(f"{kind} is not a map-style data set: use torch's DataLoader for iterable ones")
-    if len(dataset) == 0:
-        raise ArgumentError(f"{type(dataset).__name__} holds no sample: a loader needs at least one")
-    settings = allow_waiting_workers(config or LoaderConfig(), dataset).resolved()
+    has_samples = hasattr(samples, "__getitem__") or hasattr(samples, "__getitems__")
+    if isinstance(samples, IterableDataset | type) or not hasattr(samples, "__len__") or not has_samples:
+        raise WrongTypeError(
+            f"{kind_of(samples)} is not a map-style data set, which has __len__ and __getitem__: use torch's "
+            "DataLoader for iterable ones, and of a loader its `dataset`"
+        )
+    if len(samples) == 0:
+        raise ArgumentError(f"{type(samples).__name__} holds no sample: a loader needs at least one")
+    settings = allow_waiting_workers(config, samples).resolved()
     order: dict[str, Any] = {"batch_sampler": batch_sampler}
     if batch_sampler is None:
-        chosen = choose_sampler(dataset, sampler, shuffle, settings.seed)
+        chosen = choose_sampler(samples, sampler, shuffle, settings.seed)
         order = {"sampler": chosen, "batch_size": settings.batch_size, "drop_last": drop_last}
     else:
-        check_batch_sampler(batch_sampler, dataset, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
+        check_batch_sampler(batch_sampler, samples, shuffle=shuffle, sampler=sampler, drop_last=drop_last)
         check_repeatable("batch_sampler", batch_sampler)
     if settings.num_workers:
         order |= {
@@ -336,13 +363,32 @@ def make_loader(
     if batch_transform is not None:
         collate_fn = partial(_collate_and_transform, collate_fn, batch_transform)
     return Loader(
-        dataset, seed=settings.seed, collate_fn=collate_fn, num_workers=settings.num_workers or 0,
+        samples, seed=settings.seed, collate_fn=collate_fn, num_workers=settings.num_workers or 0,
         pin_memory=bool(settings.pin_memory), **order,
     )  # fmt: skip
 
 
+def _config_of(config: Any, settings: dict[str, Any]) -> LoaderConfig:
+    if config is None:
+        return LoaderConfig(**settings)
+    if not isinstance(config, LoaderConfig):
+        example = f"batch_size={config}" if isinstance(config, int) else "batch_size=64"
+        raise WrongTypeError(
+            f"config must be a LoaderConfig, such as lk.LoaderConfig({example}), got {config!r}; its settings are also "
+            f"keywords, as lk.make_loader(dataset, {example})"
+        )
+    if settings:
+        raise ArgumentError(
+            f"got config and {', '.join(settings)}: pass a LoaderConfig, or its settings as keywords, not both"
+        )
+    return config
+
+
 def _collate_and_transform(collate_fn: Callable, batch_transform: Callable, samples: list[Any]) -> Any:
-    return batch_transform(collate_fn(samples))
+    batch = batch_transform(collate_fn(samples))
+    if batch is None:
+        raise WrongTypeError("batch_transform= returned None, and not a batch: does it lack a `return`?")
+    return batch
 
 
 class Loader(Resumable, DataLoader):
@@ -363,8 +409,9 @@ class Loader(Resumable, DataLoader):
 
     Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
     an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones. What is set on
-    the data set between two epochs holds from the next one on: persistent workers then start again. Two passes may run
-    at a time; each has its own workers.
+    the data set between two epochs holds from the next one on: persistent workers then start again. So it is with what
+    is changed in its lists, dictionaries, sets, tensors and arrays of up to 64 MiB, but not within the items of one
+    that has over 1,000 of them. Two passes may run at a time; each has its own workers.
     """
 
     def __init__(self, dataset: Any, *, seed: int = 0, **options: Any):
@@ -396,7 +443,10 @@ class Loader(Resumable, DataLoader):
             self._idle_runs.pop().end()
 
     def _source(self) -> tuple[Any, int, int]:
-        return getattr(self.dataset, "keys", None), len(self.dataset), self.seed  # type: ignore[arg-type]
+        keys = keys_of(self.dataset)
+        if keys is None and isinstance(self.dataset, Subset):
+            keys = list(map(str, self.dataset.indices))
+        return keys, len(self.dataset), self.seed  # type: ignore[arg-type]
 
 
 class _Run:
@@ -437,6 +487,14 @@ class _Run:
         getattr(iterator, "_shutdown_workers", lambda: None)()  # else they end with the iterator
 
 
+def note_start(error: BaseException, num_workers: int) -> None:
+    """Tell the remedy of an error by which workers do not start."""
+    if isinstance(error, _START_ERRORS):
+        is_refused = isinstance(error, OSError) and error.errno not in (None, errno.EPIPE)
+        remedy = _SYSTEM_REMEDY if is_refused else _PICKLING_REMEDY
+        error.add_note(f"while starting {num_workers} workers: {remedy}")
+
+
 def prepare_to_start_workers() -> None:
     """Make what they share. RuntimeError, in words of its own, where Python would refuse to start or reach them."""
     if multiprocessing.current_process().daemon:
@@ -473,8 +531,8 @@ class _WorkersPass(Pass):
         try:
             self._batches = self._run.start(loader, progress)
         except BaseException as error:
-            if loader.num_workers and isinstance(error, _START_ERRORS):
-                error.add_note(f"while starting {loader.num_workers} workers: {_PICKLING_REMEDY}")
+            if loader.num_workers:
+                note_start(error, loader.num_workers)
             self._end(error)
             raise
 
@@ -563,13 +621,16 @@ def key_of(dataset: Any, index: Any) -> str:
 def _describe_sizes(samples: list[Any]) -> str:
     """The images' sizes if they differ: the usual reason why a batch cannot be made."""
     images = [sample[0] if isinstance(sample, tuple) else sample for sample in samples]
+    if any(type(image).__module__.startswith("PIL.") for image in images):
+        return "; its images are still PIL images: let the transform end with one that makes tensors, as v2.ToImage()"
     shapes = {tuple(image.shape) for image in images if isinstance(image, torch.Tensor)}
     if len(shapes) < 2:
         return ""
     return (
-        f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them; "
-        "with buckets, collect the sizes again, without caches, which state no orientation: "
-        "collect_sizes(root, caches=False)"
+        f"; its images have {len(shapes)} sizes, such as {sorted(shapes)[:2]}: let the transform crop or resize them, "
+        "as lk.ImageDataset(source, transform=torchvision.transforms.v2.RandomResizedCrop(224)), or use "
+        "lk.BatchLoader, which crops them itself; with buckets, collect the sizes again, without caches, which state "
+        "no orientation: collect_sizes(root, caches=False)"
     )
 
 
@@ -584,15 +645,28 @@ def _attributes(roots: Sequence[Any]) -> list[Any]:
     while waiting:
         item = waiting.pop()
         held: list[Any] = []
-        if id(item) not in seen and not isinstance(item, str | bytes | type | torch.Tensor):
+        contents = 0  # of what is compared as a whole
+        if id(item) not in seen and not isinstance(item, str | bytes | type):
             seen.add(id(item))
-            if isinstance(item, list | tuple):
+            if isinstance(item, torch.Tensor):
+                contents = 0 if item.is_inference() else item._version
+            elif isinstance(item, np.ndarray):
+                is_small = item.nbytes <= _LARGE and not item.dtype.hasobject
+                contents = _checksum(item) if is_small else 0
+            elif isinstance(item, list | tuple | set | frozenset):
                 held = list(item)
             else:
                 held = list((item if isinstance(item, dict) else getattr(item, "__dict__", {})).values())
-        found += item, len(held)
-        waiting += held if len(held) <= _LONG else []
+        if len(held) > _LONG:
+            contents = _checksum(np.fromiter(map(id, held), np.int64, len(held)))
+        else:
+            waiting += held
+        found += item, len(held), contents
     return found
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _are_same(before: list[Any], now: list[Any]) -> bool:
@@ -603,9 +677,14 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
 
 
 _LONG = 1000  # items of a list that is data, not settings
+_LARGE = 1 << 26  # bytes of an array, which take some 20 ms to compare
 _PLAIN = (int, float, complex, str, bytes)
 _PICKLING_REMEDY = (
     "spawn and forkserver pickle the data set, so it may hold no open file, lock or connection; open those "
     "where they are first used"
+)
+_SYSTEM_REMEDY = (
+    "the system refused what they need: see that /dev/shm can be written to and has room (df /dev/shm), and the limits "
+    "of files and processes (ulimit -n, ulimit -u); or pass num_workers=0"
 )
 _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from labkit.measure.recorder import current_recorder
 from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
 from labkit.measure.usage import PeakMemory, tree_usage
-from labkit.util.arguments import is_number, require_choice, require_int, require_seed
+from labkit.util.arguments import is_number, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import is_thorough, scale
 from labkit.util.process import keep_freed_memory, progress_bar
 from labkit.util.redact import contains_secret, redact
@@ -61,7 +61,7 @@ def compare(
     rounds: int | None = None,
     precision: float = 0.05,
     budget_s: float | None = None,
-    verdicts: bool | Collection[str] = True,
+    verdicts: bool = True,
     warmups: int = 1,
     experiment: str = "",
     seed: int = 0,
@@ -82,7 +82,7 @@ def compare(
         precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.
         budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant, and three times as
             much if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`.
-        verdicts: Which variants `summarize` judges: all (True), none (False) or these.
+        verdicts: Whether `summarize` judges the variants, or gives their ratios only.
         warmups: Rounds before them, of about one pass per variant, marked `is_warmup`, never summarized.
         experiment: Its name.
         seed: Of the order of variants within rounds; every second round mirrors the one before.
@@ -108,8 +108,6 @@ def compare(
     Raises:
         VariantError: a variant raised, or yielded no batch, or batches without an image.
         ValueError, TypeError: an argument is impossible or unknown.
-
-    Example: `lk.compare({"one": lambda: one, "two": lambda: two}, baseline="one", experiment="loaders")`
 
     Taught in: notebooks/00_measure.ipynb
     """
@@ -137,10 +135,6 @@ def compare(
         stopping = Stopping(scale().rounds, precision, budget_s, clock)
     else:
         stopping = Stopping(min(scale().rounds, _FEWEST_ROUNDS), precision, 0, clock)
-    has_verdict: Any = verdicts
-    if not isinstance(verdicts, bool):
-        judged = [require_choice("verdicts", label, variants) for label in verdicts]
-        has_verdict = {label: label in judged for label in variants}
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     # What one pass delivers: how often a loader was lengthened depends on its speed.
@@ -148,8 +142,8 @@ def compare(
     if len(set(n_images.values())) > 1:
         message = f"the variants did not deliver the same number of images: {n_images}"
         warnings.warn(message, DifferentWorkWarning, stacklevel=2)
-    columns = {"experiment": experiment, "baseline": baseline, "seed": seed, "has_verdict": has_verdict, "rung": rung}
-    columns |= {"n_looks": stopping.n_looks, **(factors or {})}
+    columns: dict[str, Any] = {"experiment": experiment, "baseline": baseline, "seed": seed, "rung": rung}
+    columns |= {"has_verdict": require_flag("verdicts", verdicts), "n_looks": stopping.n_looks, **(factors or {})}
     for name in [name for name, values in columns.items() if isinstance(values, Mapping)]:
         by_variant = columns.pop(name)
         rows = [{**row, name: by_variant.get(row["variant"])} for row in rows]

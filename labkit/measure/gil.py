@@ -21,7 +21,7 @@ _PR_SET_PTRACER, _ANY = 0x59616D61, ctypes.c_ulong(-1)
 _RATE_HZ = 250  # each sample stops the process for a moment
 
 
-def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[[Any], int] = count_images) -> float:
+def gil_us_per_image(factory: Factory, *, seconds: float = 4.0) -> float:
     """Microseconds for which this process holds Python's lock (GIL) per image of a loader.
 
     One thread at a time holds it. So however many cores there are, threads of one process deliver at most
@@ -35,7 +35,6 @@ def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[
     Args:
         factory: Called for each pass, returns an iterable of batches, as for `compare`.
         seconds: Of sampling, rounded up to whole ones. With 4 s, a share of 10 % has a standard error of 1 %.
-        count: Returns the images of a batch.
 
     Raises:
         GilError: py-spy is missing, or may not look into this process.
@@ -43,15 +42,15 @@ def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[
     Source: py-spy's `--gil`, https://github.com/benfred/py-spy.
     """
     program, seconds = find_sampler(), math.ceil(seconds)
-    sum(map(count, factory()))  # starts workers and threads
-    images_per_s = _rate(factory, count, lambda elapsed_s: elapsed_s < seconds / 2)
+    sum(map(count_images, factory()))  # starts workers and threads
+    images_per_s = _rate(factory, lambda elapsed_s: elapsed_s < seconds / 2)
     with tempfile.TemporaryDirectory(prefix="labkit-gil-") as folder:
         samples = Path(folder) / "samples"
         command = [program, "record", "--pid", str(os.getpid()), "--gil", "--rate", str(_RATE_HZ), "--format", "raw"]
         command += ["--duration", str(seconds), "--output", str(samples)]
         pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         with _may_be_watched(), subprocess.Popen(command, **pipes) as sampler:
-            _rate(factory, count, lambda _: sampler.poll() is None)
+            _rate(factory, lambda _: sampler.poll() is None)
             message = sampler.communicate()[1].decode(errors="replace").strip()
         if sampler.returncode:
             reason = message.splitlines()[-1] if message else "no reason given"
@@ -60,11 +59,11 @@ def gil_us_per_image(factory: Factory, *, seconds: float = 4.0, count: Callable[
     return n_held / (_RATE_HZ * seconds) / images_per_s * 1e6
 
 
-def _rate(factory: Factory, count: Callable[[Any], int], goes_on: Callable[[float], bool]) -> float:
+def _rate(factory: Factory, goes_on: Callable[[float], bool]) -> float:
     """Images per second over whole passes."""
     n_images, begin = 0, time.perf_counter()
     while goes_on(time.perf_counter() - begin):
-        n_images += sum(map(count, factory()))
+        n_images += sum(map(count_images, factory()))
     return n_images / (time.perf_counter() - begin)
 
 

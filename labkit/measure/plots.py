@@ -32,10 +32,9 @@ from labkit.util.arguments import require_a, require_choice
 WIDTH_IN = 7.0  # of every figure: on a page 600 pixels wide the smallest text is then 10.7 pixels high
 SMALL_PT = 9.0  # the smallest text
 
-# Without its colors a plot can still be read: whatever colors tell apart, marks or hatches tell apart, too.
+# Without its colors a plot can still be read: whatever colors tell apart, hatches tell apart, too.
 COLORS = sns.color_palette("colorblind")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")
-MARKERS = ("D", "o", "s", "^", "v", "P", "X", "*")
 RUNS, ESTIMATE, GUESS, LIMIT = "0.6", COLORS[0], COLORS[1], COLORS[3]
 PREDICTED = "mediumpurple"  # bars of what was not measured
 
@@ -61,15 +60,14 @@ def characters_per_line(width_in: float, points: float) -> int:
     return max(12, int(width_in * _CHARACTERS_PER_IN / points))
 
 
-def write_title(target: Axes | Figure, text: str, about: str = "") -> Text:
+def write_title(target: Axes | Figure, text: str) -> Text:
     """Write what a plot shows above it, from the left edge of the figure, in as many lines as it takes.
 
     Args:
         target: Axes, or a figure whose axes share the title.
         text: A sentence computed from what is drawn. An empty one removes the title.
-        about: What was measured; the title begins with it.
     """
-    words = " ".join((f"{about}: {text}" if about else text).split())
+    words = " ".join(text.split())
     if isinstance(target, Figure):
         lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT))
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)
@@ -103,58 +101,25 @@ def _write_aside(ax: Axes, word: str) -> Text:
     return ax.set_title(word, loc="right", fontsize=_TITLE_PT, color="rebeccapurple", pad=6 + _height_above(ax))
 
 
-def put_legend_below(ax: Axes, *, columns: int = 3, lines_above: int = 0, side: str = "center") -> None:
+def put_legend_below(ax: Axes, *, columns: int = 3, side: str = "center") -> None:
     """Put the legend under the axis label, where no data are.
 
     Args:
         columns: Entries side by side.
-        lines_above: Lines of text between the axis label and the legend.
         side: "center", or "right": it then grows leftwards, under the labels of the rows.
     """
     style: dict[str, Any] = {"loc": f"upper {side}", "bbox_to_anchor": (1 if side == "right" else 0.5, 0)}
     style |= {"frameon": False, "fontsize": SMALL_PT, "ncols": columns, "labelspacing": 0.25}
-    style["borderaxespad"] = 4.4 + 1.4 * lines_above  # in font sizes: below the axis label, however high the axes are
+    style["borderaxespad"] = 4.4  # in font sizes: below the axis label, however high the axes are
     handles, labels = ax.get_legend_handles_labels()
     marks = dict(zip(labels, handles, strict=True))  # each once
     ax.legend(marks.values(), marks.keys(), **style)
-
-
-def plot_throughput(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", title: str = "") -> Axes:
-    """Images per second of each variant: every run as a dot, the median as a bar. The title says the highest.
-
-    Args:
-        data: Runs, as `compare` gives them.
-        about: What was measured; the title begins with it.
-        title: Default: the highest and the lowest rate.
-
-    Example: `lk.plot_throughput(runs, about="one worker")`
-
-    >>> lk.plot_throughput(runs)  # doctest: +SKIP
-    """
-    runs = measured_runs(data)
-    medians = runs.groupby("variant", sort=False)["images_per_s"].median()
-    ax = ax or make_axes(rows=len(medians))
-    ax.barh(range(len(medians)), medians, height=0.62, color=ESTIMATE, alpha=0.35, zorder=1)
-    ax.scatter(medians, range(len(medians)), marker="|", s=500, linewidth=3, color=ESTIMATE, zorder=3)
-    for row, (label, median) in enumerate(medians.items()):
-        _draw_runs(ax, row, runs.loc[runs["variant"] == label, "images_per_s"])
-        _write_beside(ax, row, f"{median:,.0f}")
-    name_rows(ax, [name_storage(label, runs) for label in medians.index])
-    ax.set(xlabel="images per second", xlim=(0, None))
-    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    ax.xaxis.set_major_formatter("{x:,.6g}")
-    told = f"{medians.idxmax()}: {medians.max():,.0f} per second"
-    if len(medians) > 1:
-        told += f"; {medians[::-1].idxmin()}: {medians.min():,.0f}"
-    write_title(ax, title or told, about)
-    return ax
 
 
 def plot_speedup(
     data: pd.DataFrame,
     *,
     ax: Axes | None = None,
-    about: str = "",
     title: str = "",
     of: str = "",
     baseline: str | None = None,
@@ -168,14 +133,11 @@ def plot_speedup(
 
     Args:
         data: Runs, as `compare` gives them.
-        about: What was measured; the title begins with it.
         title: Default: how many times as fast a variant is, and of which it is.
         of: The variant that the default title speaks of; default: the one that is certainly faster by most.
         baseline: Default: the frame's own.
         ceiling: Speed-up that no loader can exceed here, drawn as a dashed line.
         xscale: "linear" or "log", for ratios of several orders of magnitude.
-
-    Example: `lk.plot_speedup(runs)`
 
     >>> lk.plot_speedup(runs)  # doctest: +SKIP
     """
@@ -194,7 +156,9 @@ def plot_speedup(
             ax.scatter(guess.speedup, row - 0.28, **style)
             marks.append(guess.speedup)
     named = [name_storage(label, runs) for label in others.index]
-    _label_ratios(ax, named, f"speed-up over {name_storage(base, runs)} (x)")
+    name_rows(ax, named)
+    ax.set(xlabel=f"speed-up over {name_storage(base, runs)} (x)")
+    _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {format_ratio(ceiling)}x", color=LIMIT, linestyle="--", side="left")
     if xscale == "log":
@@ -205,7 +169,7 @@ def plot_speedup(
 
     put_legend_below(ax, columns=2, side="right")
     told = title or describe(others.set_axis(named), name_storage(base, runs), of and name_storage(of, runs))
-    write_title(ax, told, about)
+    write_title(ax, told)
     return ax
 
 
@@ -213,14 +177,11 @@ _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")
 _WORK = ("compute", "step")  # kinds of spans that training is for
 
 
-def plot_timeline(
-    data: pd.DataFrame, *, ax: Axes | None = None, about: str = "", title: str = "", **kwargs: Any
-) -> Axes:
+def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, title: str = "", **kwargs: Any) -> Axes:
     """Spans on a time axis, one row per lane: who worked when. The title says how much of the time training computes.
 
     Args:
         data: One row per span: `lane`, `kind`, `start_s`, `end_s`; if it says `simulated`, so does the plot.
-        about: What was traced; the title begins with it.
         title: Default: the share of the time for which the last lane works.
         **kwargs: To `Axes.broken_barh`.
     """
@@ -248,30 +209,19 @@ def plot_timeline(
     working_s = (spans["end_s"] - np.maximum(spans["start_s"], covered_to)).clip(lower=0).sum()
     total_s = data["end_s"].max() - data["start_s"].min()
     told = f"{lane}: {kind} {working_s / total_s if total_s else 0:.0%} of {total_s:.3g} s"
-    write_title(ax, title or told, about)
+    write_title(ax, title or told)
     return ax
 
 
-def plot_stalls(
-    data: pd.DataFrame,
-    *,
-    ax: Axes | None = None,
-    about: str = "",
-    title: str = "",
-    wall_s: dict[str, float] | None = None,
-) -> Axes:
+def plot_stalls(data: pd.DataFrame, *, ax: Axes | None = None, title: str = "") -> Axes:
     """Where the time goes: one stacked bar per variant, with its stages in order. The title says the largest stage.
 
     Args:
         data: One row per stage: `variant`, `stage`, `seconds`.
-        about: What was measured; the title begins with it.
         title: Default: the largest stage.
-        wall_s: Measured wall time of each variant, drawn as a tick: the bar should end there.
-
-    Example: `lk.plot_stalls(clock.frame("naive"), wall_s={"naive": 1.2})`
 
     >>> clock = lk.StageClock()  # doctest: +SKIP
-    >>> lk.plot_stalls(clock.frame())  # doctest: +SKIP
+    >>> lk.plot_stalls(clock.frame("naive"))  # doctest: +SKIP
     """
     require_a(pd.DataFrame, "data", data, "a frame of stages, as lk.StageClock().frame() gives it")
     table = data.pivot_table(index="variant", columns="stage", values="seconds", aggfunc="sum", sort=False).fillna(0)
@@ -288,30 +238,16 @@ def plot_stalls(
         for row in map(int, np.flatnonzero(width > 0.085 * totals.max())):  # in others a number would be too wide
             ax.text(left[row] + width[row] / 2, row, f"{width[row] / totals.iloc[row]:.0%}", **text)
         left += width
-    if wall_s:
-        rows = table.index.get_indexer(wall_s)
-        ax.vlines(list(wall_s.values()), rows - 0.4, rows + 0.4, color="black", linewidth=2, label="wall time")
     name_rows(ax, table.index)
-    ax.set(xlabel="seconds", xlim=(0, 1.05 * max(left.max(), *(wall_s or {"": 0}).values()) or None))
+    ax.set(xlabel="seconds", xlim=(0, 1.05 * left.max() or None))
     put_legend_below(ax, columns=4)
     longest, shortest = totals.idxmax(), totals.idxmin()
     stages = table.loc[longest]
     told = f"{longest}: {stages.idxmax()} {stages.max() / (totals.max() or 1):.0%} of the time"
     if longest != shortest and totals.min() > 0:
         told += f"; {format_ratio(totals.max() / totals.min())} times as long as {shortest}"
-    write_title(ax, title or told, about)
+    write_title(ax, title or told)
     return ax
-
-
-def _draw_runs(ax: Axes, row: int, values: Iterable[float], label: str | None = None) -> None:
-    """A dot for each run, in a row."""
-    values = list(values)
-    jitter = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else 0.0
-    ax.scatter(values, np.full(len(values), row) + jitter, s=16, color=RUNS, zorder=2, label=label)
-
-
-def _write_beside(ax: Axes, row: int, text: str) -> None:
-    ax.annotate(text, (1.01, row), xycoords=("axes fraction", "data"), va="center")
 
 
 def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estimate: pd.Series) -> pd.Series:
@@ -323,7 +259,9 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
     own, base = (runs[runs["variant"] == label] for label in pair)
     is_paired = are_interleaved(own, base)
     ratios = paired_ratios(own, base)["speedup"] if is_paired else own["images_per_s"] / base["images_per_s"].median()
-    _draw_runs(ax, row, ratios, "one round" if is_paired else "one run, over the median of the baseline's")
+    jitter = np.linspace(-0.12, 0.12, len(ratios)) if len(ratios) > 1 else np.zeros(1)
+    meaning = "one round" if is_paired else "one run, over the median of the baseline's"
+    ax.scatter(ratios, row + jitter, s=16, color=RUNS, zorder=2, label=meaning)
     speedup, low, high, verdict = estimate[["speedup", "ci_low", "ci_high", "verdict"]]
     has_interval = not np.isnan([low, high]).any()
     # An infinite end could not be drawn as a line that leaves the picture.
@@ -336,15 +274,9 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
     drawn.lines[0].set_label(meaning)
     for bar in drawn.lines[2]:
         bar.set_label("95 % interval of this session")
-    _write_beside(ax, row, f"{format_ratio(speedup)}x" + (" ?" if verdict == "inconclusive" else ""))
+    beside = f"{format_ratio(speedup)}x" + (" ?" if is_open else "")
+    ax.annotate(beside, (1.01, row), xycoords=("axes fraction", "data"), va="center")
     return ratios
-
-
-def _label_ratios(ax: Axes, labels: list[str], xlabel: str) -> None:
-    """Label the rows and the axis of speed-ups, and draw the line at 1x."""
-    name_rows(ax, labels)
-    ax.set(xlabel=xlabel)
-    _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
 
 
 def _draw_line(ax: Axes, x: float, label: str, *, color: Any, linestyle: str, side: str) -> None:

@@ -10,16 +10,15 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 if TYPE_CHECKING:
     import pandas as pd
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the times in /proc
 SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
 
 
@@ -47,14 +46,21 @@ class CoreTime:
 def core_time() -> CoreTime:
     """Core time of this machine; zeros if the kernel does not report it.
 
-    Source: psutil.cpu_times, /proc/stat on Linux.
+    Source: /proc/stat, see proc(5)
     """
     try:
-        times = psutil.cpu_times()
+        times = cpu_times()
     except (OSError, ValueError):  # a container that hides them
         return CoreTime(0.0, 0.0)
-    busy_s = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
-    return CoreTime(busy_s, getattr(times, "steal", 0.0))
+    busy_s = sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
+    return CoreTime(busy_s, times.get("steal", 0.0))
+
+
+def cpu_times() -> Mapping[str, float]:
+    """Seconds of all cores together, by what they did. OSError, ValueError: the kernel does not say."""
+    kinds = "user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"
+    with open("/proc/stat") as file:  # psutil is no part of a watched training
+        return dict(zip(kinds, (int(ticks) / _TICKS_PER_S for ticks in file.readline().split()[1:]), strict=False))
 
 
 # Ids of processes that are not measured, with their descendants: our samplers, and processes that measure themselves.
@@ -70,9 +76,13 @@ def descendants(pid: int, excluded: Collection[int] = ()) -> list[int]:
     They come from the kernel's lists: far cheaper than psutil, which reads all processes and is asked elsewhere.
     """
     found: list[int] = []
-    with suppress(psutil.Error, *_ENDED):
-        if not os.path.exists(_CHILDREN_FILE):
-            return [child.pid for child in psutil.Process(pid).children(recursive=True) if child.pid not in excluded]
+    if not os.path.exists(_CHILDREN_FILE):
+        import psutil
+
+        with suppress(psutil.Error):
+            found = [child.pid for child in psutil.Process(pid).children(recursive=True) if child.pid not in excluded]
+        return found
+    with suppress(*_ENDED):
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(*_ENDED), open(f"/proc/{pid}/task/{task}/children") as file:
                 for child in map(int, file.read().split()):
@@ -89,17 +99,22 @@ class Usage:
     read_bytes: int | None
 
 
-def tree_usage() -> Usage:
-    """Usage of the current process and all its descendants, including those that have ended.
+def tree_cpu_s() -> float:
+    """Processor seconds of the current process and all its descendants, including those that have ended.
 
     The totals of a process that ends go to the parent that waits for it, so nothing is lost between two calls.
     """
     own, reaped = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime
-    pids, read_bytes = descendants(os.getpid(), excluded_pids), _read_bytes(os.getpid())
+    return cpu_s + sum(map(_cpu_s, descendants(os.getpid(), excluded_pids)))
+
+
+def tree_usage() -> Usage:
+    """Usage of the current process and all its descendants, including those that have ended."""
+    read_bytes = _read_bytes(os.getpid())
     if read_bytes is not None:
-        read_bytes += sum(_read_bytes(pid) or 0 for pid in pids)
-    return Usage(cpu_s + sum(map(_cpu_s, pids)), read_bytes)
+        read_bytes += sum(_read_bytes(pid) or 0 for pid in descendants(os.getpid(), excluded_pids))
+    return Usage(tree_cpu_s(), read_bytes)
 
 
 def excluded_cpu_s() -> float:
@@ -108,13 +123,14 @@ def excluded_cpu_s() -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    with suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    with suppress(*_ENDED), open(f"/proc/{pid}/stat") as file:  # its own and its ended children's, user and system
+        return sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / _TICKS_PER_S
     return 0.0  # it has ended: its time counts for its parent
 
 
 def _read_bytes(pid: int) -> int | None:
+    import psutil
+
     with suppress(psutil.Error, OSError, AttributeError):
         return psutil.Process(pid).io_counters().read_bytes
     return None
@@ -127,7 +143,8 @@ def tree_memory() -> "pd.DataFrame":
         One row per process: `process` ("main", "child 1", ...), `pid`, `pss_mb` (shared pages divided among users)
         and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
     """
-    import pandas as pd  # here, since processes that only measure themselves do not need it
+    import pandas as pd  # here, since processes that only measure themselves do not need them
+    import psutil
 
     rows = []
     for number, pid in enumerate((os.getpid(), *descendants(os.getpid(), excluded_pids))):

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from labkit.errors import ArgumentError, HostError
-from labkit.measure.usage import excluded_pids
+from labkit.measure.usage import PeakMemory, core_time, excluded_pids, tree_usage
 from labkit.peers.peer import Peer, Work
 from labkit.peers.run import PeerRun
 from labkit.util.process import keep_freed_memory
@@ -28,20 +28,18 @@ _MAX_ERROR_LENGTH = 200
 
 
 def serve(pipe: Connection) -> None:
-    """Answer commands until the pipe is closed. Each answer is ("value", ...) or ("error", line)."""
-    from labkit.measure.usage import PeakMemory
-
+    """Call what is asked of a `_Served` until the pipe is closed. Answers are ("value", ...) or ("error", line)."""
     keep_freed_memory()  # the same for all peers, whatever they have imported
     sys.path[:] = pipe.recv()
     pickled = pipe.recv_bytes()
     with PeakMemory() as memory, suppress(OSError, EOFError):  # of the pipe
-        loaded: tuple[Peer, Work] | None = None
+        served: _Served | None = None
         while command := pipe.recv():
             try:
-                loaded = loaded or pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this process
-                peer, work = loaded
-                for value in _answers(command, peer, work, memory):
-                    pipe.send(("value", value))
+                if served is None:
+                    peer, work = pickle.loads(pickled)  # noqa: S301 - from `Host`, which started this process
+                    served = _Served(peer, work, memory)
+                pipe.send(("value", getattr(served, command)()))
             except Exception as error:
                 pipe.send(("error", one_line(error)))
 
@@ -57,43 +55,45 @@ def one_line(error: BaseException) -> str:
     return f"{kind}{lines[0]}"[:_MAX_ERROR_LENGTH]
 
 
-def _answers(command: str, peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
-    """What a command yields: `prepare` None, `check` what `check_peer` found, `epoch`: below."""
-    if command == "prepare":
-        if peer.prepare:
-            peer.prepare(work)
-        yield None
-    elif command == "check":
+class _Served:
+    """A loader in its process, and what may be asked of it. A run is `start`, `take_first` and `take_rest`."""
+
+    def __init__(self, peer: Peer, work: Work, memory: Any):
+        self._peer, self._work, self._memory = peer, work, memory
+
+    def prepare(self) -> None:
+        if self._peer.prepare:
+            self._peer.prepare(self._work)
+
+    def check(self) -> dict[str, float]:
         from labkit.peers.check import check_peer
 
-        yield check_peer(peer, work)
-    else:
-        yield from _epoch(peer, work, memory)
+        return check_peer(self._peer, self._work)
 
+    def start(self) -> None:
+        gc.collect()
+        self._memory.begin()
+        self._usage, self._cores, self._run = tree_usage(), core_time(), PeerRun(self._peer, self._work)
+        self._run.start()
 
-def _epoch(peer: Peer, work: Work, memory: Any) -> Iterator[Any]:
-    """Yields None when ready, then the number of images in the first batch and in the rest, then the costs of all."""
-    from labkit.measure.steady import page_cache_state
-    from labkit.measure.usage import core_time, tree_usage
+    def take_first(self) -> int:
+        """Images of the first batch."""
+        self._n_first = self._run.take_first()
+        if not self._n_first:
+            raise ArgumentError("gives no batch")
+        return self._n_first
 
-    gc.collect()
-    memory.begin()
-    before, cores_before, run = tree_usage(), core_time(), PeerRun(peer, work)
-    run.start()
-    yield None
-    n_first = run.take_first()
-    if not n_first:
-        raise ArgumentError("gives no batch")
-    yield n_first
-    memory.now()
-    run.take_rest()
-    yield run.timing.n_images - n_first
-    after, cores, peak_mem_mb = tree_usage(), core_time() - cores_before, memory.end()
-    yield {
-        **run.timing.columns(after.cpu_s - before.cpu_s, cores),
-        "peak_mem_mb": peak_mem_mb,
-        "page_cache": page_cache_state(before.read_bytes, after.read_bytes),
-    }
+    def take_rest(self) -> tuple[int, dict[str, Any]]:
+        """Images of all other batches, and the figures of the run."""
+        from labkit.measure.steady import page_cache_state
+
+        self._memory.now()
+        self._run.take_rest()
+        usage, cores = tree_usage(), core_time() - self._cores
+        figures = self._run.timing.columns(usage.cpu_s - self._usage.cpu_s, cores)
+        figures["peak_mem_mb"] = self._memory.end()
+        figures["page_cache"] = page_cache_state(self._usage.read_bytes, usage.read_bytes)
+        return self._run.timing.n_images - self._n_first, figures
 
 
 if __name__ == "__main__":
@@ -107,9 +107,9 @@ _EXIT_TIMEOUT_S = 10.0
 
 
 class Host(AbstractContextManager):
-    """A loader in its own process. A context manager; `ask` takes a command of `labkit.peers.host`."""
+    """A loader in its own process, which ends with the context."""
 
-    def __init__(self, peer: Peer, work: Work, *, timeout_s: float = TIMEOUT_S):
+    def __init__(self, peer: Peer, work: Work, *, timeout_s: float):
         import cloudpickle  # a loader may be defined in a notebook
 
         self._timeout_s = timeout_s
@@ -122,7 +122,7 @@ class Host(AbstractContextManager):
                 stderr=subprocess.DEVNULL, start_new_session=True,  # Ctrl-C comes to us, and we close the host
             )  # fmt: skip
         excluded_pids.add(self._process.pid)
-        with suppress(OSError):  # the process died: `answer` reports it
+        with suppress(OSError):  # the process died: `ask` reports it
             self._pipe.send(sys.path)
             self._pipe.send_bytes(cloudpickle.dumps((peer, work)))
 
@@ -130,17 +130,13 @@ class Host(AbstractContextManager):
         self.close()
 
     def ask(self, command: str) -> Any:
-        """Send a command and wait for its answer."""
-        with suppress(OSError):  # the process died: `answer` reports it
-            self._pipe.send(command)
-        return self.answer()
-
-    def answer(self) -> Any:
-        """Wait for the next answer.
+        """Call a method of the process's `_Served`.
 
         Raises:
-            HostError: the command raised an exception, the process crashed, or it did not answer in time.
+            HostError: it raised an exception, the process crashed, or it did not answer in time.
         """
+        with suppress(OSError):  # the process died: see below
+            self._pipe.send(command)
         deadline = time.monotonic() + self._timeout_s
         try:
             while not self._pipe.poll(1):
@@ -177,9 +173,8 @@ class Host(AbstractContextManager):
 class HostedLoader:
     """A run of a hosted loader, for `compare`. Iterating yields the number of images in the first batch and the rest.
 
-    Attributes:
-        images_per_s, steady_s, n_steady_batches, n_steady_images, is_steady, cpu_s, steal_s, others_cpu_s, peak_mem_mb,
-            page_cache: Of the run just read, see `labkit.peers.run`. Costs are those of the host's own process tree.
+    Then it has what `compare` takes from a loader that reports its own figures, see `labkit.peers.run`: the costs are
+    those of the host's own process tree.
     """
 
     def __init__(self, host: Host, work: Work):
@@ -187,12 +182,12 @@ class HostedLoader:
         self._host = host
 
     def __iter__(self) -> Iterator[int]:
-        self._host.ask("epoch")
+        self._host.ask("start")
         return self._count_images()
 
     def _count_images(self) -> Iterator[int]:
-        yield self._host.answer()
-        n_rest = self._host.answer()
-        vars(self).update(self._host.answer())
+        yield self._host.ask("take_first")
+        n_rest, figures = self._host.ask("take_rest")
+        vars(self).update(figures)
         if n_rest:
             yield n_rest

@@ -15,7 +15,6 @@ from typing import Any
 from labkit.data.labels import labels_of
 from labkit.data.stores import FolderStore
 from labkit.loading.augment import Recipe
-from labkit.util.arguments import require_choice
 from labkit.util.files import write_atomic
 from labkit.util.machine import package_version, usable_cores
 
@@ -23,6 +22,9 @@ JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw p
 UINT8, FLOAT32 = "uint8", "float32"
 
 MEAN, STD = Recipe().mean, Recipe().std  # ImageNet's, as nearly every training normalizes
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a crop, unless `Work.crops` says another area
+
+Crops = tuple[tuple[int, tuple[float, float], int], ...]  # size, area and number of each kind
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Work:
     """The work that all loaders do: every photo once per epoch, in shuffled order, as batches of crops.
 
     Each image is cropped like torchvision's RandomResizedCrop (area 0.08 to 1, aspect ratio 3/4 to 4/3) and flipped
-    left to right half of the time.
+    left to right half of the time. `crops` asks for several crops of it.
 
     Args:
         root: Folder of photos, with one sub-folder per class; labels number the sorted sub-folders.
@@ -42,6 +44,9 @@ class Work:
         short_side: Short side, in pixels, of the resized photos in raw-pixel formats.
         dtype: `"uint8"`, or `"float32"`: scaled to 0 to 1, less `MEAN`, over `STD`, as `v2.Normalize` does it.
         min_steady_s: Shortest steady state of a timed run, in seconds.
+        crops: Several crops of each image, decoded once: size, smallest and largest area, and number of each kind. Then
+            `size` does not count, and a batch holds a list of tensors, one for each crop.
+        tiled: The photos are tiled, as `lk.tile_jpegs` does it.
     """
 
     root: Path
@@ -53,6 +58,14 @@ class Work:
     short_side: int = 256
     dtype: str = UINT8
     min_steady_s: float = 1.0
+    crops: Crops = ()
+    tiled: bool = False
+
+    @property
+    def views(self) -> list[tuple[int, tuple[float, float]]]:
+        """Size and smallest and largest area of each crop of an image."""
+        kinds = self.crops or ((self.size, AREA, 1),)
+        return [(size, area) for size, area, number in kinds for _ in range(number)]
 
     @property
     def is_float(self) -> bool:
@@ -78,6 +91,8 @@ class Peer:
         restarts: It starts its workers anew in each epoch, so that its CPU seconds would be those of their start.
         drops_last: It always leaves out a last batch that is not full.
         dtypes: The `Work.dtype` that it can deliver.
+        multi_crop: It can do `Work.crops`.
+        tiled: It takes part only where photos are tiled (True) or are not (False).
         distribution: The installed package whose version is told.
         published: What its authors publish about its speed, where, and why it differs from what is measured here.
 
@@ -96,6 +111,8 @@ class Peer:
     restarts: bool = False
     drops_last: bool = False
     dtypes: tuple[str, ...] = (UINT8, FLOAT32)
+    multi_crop: bool = False
+    tiled: bool | None = None
     distribution: str = ""
     published: str = ""
 
@@ -112,13 +129,13 @@ class Peer:
 
 def missing_modules(peer: Peer) -> list[str]:
     """Modules that a peer needs and this environment lacks."""
-    return [name for name in peer.modules if not _is_importable(name)]
 
+    def is_missing(name: str) -> bool:
+        with suppress(ModuleNotFoundError):  # a parent package is missing
+            return find_spec(name) is None
+        return True
 
-def _is_importable(name: str) -> bool:
-    with suppress(ModuleNotFoundError):  # a parent package is missing
-        return find_spec(name) is not None
-    return False
+    return [name for name in peer.modules if is_missing(name)]
 
 
 def pip_peer(
@@ -140,15 +157,14 @@ def prepare_once(work: Work, name: str, build: Callable[[Path], Any]) -> Path:
     """Build a prepared format under `work.scratch`, unless it is there and was made from the same photos.
 
     Args:
-        name: Name of the sub-folder.
+        name: Name of the sub-folder, which is returned.
         build: Fills the empty folder that it is called with.
-
-    Returns:
-        The sub-folder.
     """
     folder, unfinished = work.scratch / name, work.scratch / f".{name}.unfinished"
     digest_file = work.scratch / f"{name}.made-of"
-    digest = _digest_photos(work)
+    stats = [(path.relative_to(work.root), path.stat()) for path in FolderStore(work.root).paths()]
+    facts = [f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
+    digest = hashlib.sha256("\n".join([*facts, str(work.short_side)]).encode()).hexdigest()
     if digest_file.is_file() and digest_file.read_text() == digest and folder.is_dir():
         return folder
     digest_file.unlink(missing_ok=True)
@@ -161,13 +177,6 @@ def prepare_once(work: Work, name: str, build: Callable[[Path], Any]) -> Path:
     return folder
 
 
-def _digest_photos(work: Work) -> str:
-    """Digest of the photos' names, sizes and modification times."""
-    stats = [(path.relative_to(work.root), path.stat()) for path in FolderStore(work.root).paths()]
-    facts = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-    return hashlib.sha256("\n".join([*facts, str(work.short_side)]).encode()).hexdigest()
-
-
 def labeled_photos(work: Work) -> list[tuple[Path, int]]:
     """Path and label of every photo, sorted by name."""
     photos = FolderStore(work.root)
@@ -175,7 +184,7 @@ def labeled_photos(work: Work) -> list[tuple[Path, int]]:
     return list(zip(photos.paths(), labels.tolist(), strict=True))
 
 
-_JPEG = (JPEG_FILES, JPEG_PACKED)
+_JPEG, _ALL = (JPEG_FILES, JPEG_PACKED), (JPEG_FILES, JPEG_PACKED, RAW_PIXELS)
 
 
 @dataclass(frozen=True)
@@ -185,9 +194,9 @@ class PeerClass:
     Args:
         title: What is read and delivered, in words.
         sources: The `Peer.source` of those that take part.
-        dtype: What they deliver, as `Work.dtype`.
         profile: Photos: `"imagenet"` or `"camera"`.
         jpeg_short_side: Short side in pixels that the photos are reduced to, as JPEGs, before anyone reads them.
+        dtype, crops, tiled: As of `Work`.
     """
 
     title: str
@@ -195,32 +204,29 @@ class PeerClass:
     dtype: str = UINT8
     profile: str = "imagenet"
     jpeg_short_side: int | None = None
+    crops: Crops = ()
+    tiled: bool = False
 
     def admits(self, peer: Peer) -> bool:
-        return peer.source in self.sources and self.dtype in peer.dtypes
+        is_able = self.dtype in peer.dtypes and (peer.multi_crop or not self.crops)
+        return is_able and peer.source in self.sources and peer.tiled in (None, self.tiled)
 
 
+_DINO: Crops = ((224, (0.25, 1.0), 2), (96, (0.05, 0.25), 8))
+_TEN_CROPS = "2 crops of 224 and 8 of 96, uint8"
+#: The first two are of a profile's photos: all that read them and deliver bytes, JPEGs and raw pixels in one run.
 CLASSES = {
+    "imagenet": PeerClass("photos of 500 pixels to uint8", _ALL),
+    "camera": PeerClass("camera photos to uint8", _ALL, profile="camera"),
     "jpeg-uint8": PeerClass("JPEG to uint8", _JPEG),
     "jpeg-float32": PeerClass("JPEG to normalized float32", _JPEG, FLOAT32),
     "raw-uint8": PeerClass("raw pixels at 256 to uint8", (RAW_PIXELS,)),
     "raw-float32": PeerClass("raw pixels at 256 to normalized float32", (RAW_PIXELS,), FLOAT32),
     "jpeg256-uint8": PeerClass("JPEG at 256 to uint8", _JPEG, jpeg_short_side=256),
     "camera-uint8": PeerClass("camera JPEG to uint8", _JPEG, profile="camera"),
+    "tiled-uint8": PeerClass("tiled JPEG to uint8", (JPEG_FILES,), tiled=True),
+    "multicrop-uint8": PeerClass(f"JPEG to {_TEN_CROPS}", (JPEG_FILES,), crops=_DINO),
+    "multicrop-tiled-uint8": PeerClass(f"tiled JPEG to {_TEN_CROPS}", (JPEG_FILES,), crops=_DINO, tiled=True),
 }
-
-
-def chosen_classes(names: str) -> list[str | None]:
-    """The classes that a command line names: comma-separated, `all`, or none, which leaves the choice to the profile.
-
-    Raises:
-        ValueError: an unknown name; lists the accepted ones.
-    """
-    if names == "all":
-        return list(CLASSES)
-    return [require_choice("--class", name.strip(), CLASSES) for name in names.split(",") if name.strip()] or [None]
-
-
-def class_of_profile(profile: str) -> PeerClass:
-    """All that read a profile's photos and deliver bytes, JPEGs and raw pixels in one run."""
-    return PeerClass(f"{profile} to uint8", (*_JPEG, RAW_PIXELS), profile=profile)
+PROFILES = ("imagenet", "camera")
+OWN_PHOTOS = PeerClass("your JPEGs to uint8", _JPEG)  # raw pixels at 256 hardly tell what they were made of

@@ -23,22 +23,23 @@ class Fix:
         action: What to do.
         effort: One of `EFFORTS`, the least first.
         gain: Times as fast, median and 95 % interval.
-        images_per_s: Of the training afterwards, in the same way.
-        next_limit: The resource that is the scarcest afterwards.
         setup: What a plan is computed from afterwards.
     """
 
     action: str
     effort: str
     gain: tuple[float, float, float]
-    images_per_s: tuple[float, float, float]
-    next_limit: str
     setup: Setup
+
+    @property
+    def next_limit(self) -> str:
+        """The resource that is the scarcest afterwards."""
+        return RESOURCES[self.setup.scarcest]
 
     def __str__(self) -> str:
         gain, low, high = self.gain
         what = f"{self.action} ({self.effort}): {gain:.2f} times as fast [{low:.2f}, {high:.2f}]"
-        return f"{what}, then limited by {RESOURCES[self.next_limit]}"
+        return f"{what}, then limited by {self.next_limit}"
 
 
 def find_fixes(setup: Setup) -> list[Fix]:
@@ -54,7 +55,7 @@ def find_fixes(setup: Setup) -> list[Fix]:
         if gain[2] >= MIN_GAIN:
             values = {name: each.value for name, each in after.inputs.items()}
             action = action.format(dataset_gb=setup.median("dataset_gb"), **values)
-            found.append(Fix(action, effort, gain, of_draws(after.rate), after.scarcest, after))
+            found.append(Fix(action, effort, gain, after))
     most = max((fix.gain[0] for fix in found if fix.effort != _HARDWARE), default=0)
 
     def order(fix: Fix) -> tuple:
@@ -62,6 +63,11 @@ def find_fixes(setup: Setup) -> list[Fix]:
         return is_less, EFFORTS.index(fix.effort), -fix.gain[0]
 
     return sorted(found, key=order)
+
+
+def _needed(draws: np.ndarray) -> float:
+    """What is enough in nearly all draws."""
+    return float(np.quantile(draws, _SURE))
 
 
 def _with(setup: Setup, **inputs: float | Estimate) -> Setup:
@@ -73,17 +79,12 @@ def _with(setup: Setup, **inputs: float | Estimate) -> Setup:
     return replace(setup, inputs={**setup.inputs, **given})
 
 
-def _enough(setup: Setup, need: str) -> int:
-    """How much is needed in nearly all draws."""
-    return math.ceil(np.quantile(setup.draws[need], _SURE))
-
-
 def _more_of(setup: Setup, name: str, ceiling: str) -> Setup:
     """More of an input, by as much as its ceiling lacks."""
-    lacks = max(1.0, float(np.quantile(setup.draws["demand"] / setup.draws[ceiling], _SURE)))
+    lacks = max(1.0, _needed(setup.draws["demand"] / setup.draws[ceiling]))
     now = setup.inputs[name]
-    low, high = now.interval
-    return _with(setup, **{name: Estimate(now.value * lacks, low * lacks, high * lacks, "this fix", now.kind)})
+    value, low, high = (lacks * each for each in (now.value, *now.interval))
+    return _with(setup, **{name: Estimate(value, low, high, "this fix", now.kind)})
 
 
 def _more_requests(setup: Setup) -> Setup:
@@ -91,10 +92,15 @@ def _more_requests(setup: Setup) -> Setup:
     draws = setup.draws
     next_limit = np.minimum.reduce([draws[name] for name in RESOURCES if name in draws and name != "in_flight_ceiling"])
     in_flight = next_limit / draws["images_per_request"] * draws["request_ms"] / 1e3 / draws["n_gpus"]
-    wanted = max(2, math.ceil(np.quantile(in_flight, _SURE)))
+    wanted = max(2, math.ceil(_needed(in_flight)))
     n_ahead = math.ceil(wanted / setup.inputs["batch_size"].value) + 1
-    is_too_few = "request_mb" not in setup.inputs and n_ahead > setup.inputs["batches_ahead"].interval[0]
+    is_too_few = not setup.is_sharded and n_ahead > setup.inputs["batches_ahead"].interval[0]
     return _with(setup, requests_in_flight_per_gpu=wanted, **({"batches_ahead": n_ahead} if is_too_few else {}))
+
+
+def _more_prefixes(setup: Setup) -> Setup:
+    needed = setup.draws["requests_needed_per_s"] / setup.draws["requests_per_s"]
+    return _with(setup, n_prefixes=math.ceil(_needed(needed))) if setup.is_remote else setup
 
 
 def _prepare(setup: Setup, data: str) -> Setup:
@@ -105,12 +111,11 @@ def _prepare(setup: Setup, data: str) -> Setup:
 
 def _use_local_disks(setup: Setup, are_there: bool) -> Setup:
     """Nothing changes where disks are not to be used twice: those that a node has, or those that it lacks."""
-    fit = "disk_gb_per_node" in setup.draws and _enough(setup, "dataset_gb") <= setup.median("disk_gb_per_node")
+    fit = "disk_gb_per_node" in setup.draws and _needed(setup.draws["dataset_gb"]) <= setup.median("disk_gb_per_node")
     if not setup.is_remote or fit != are_there:
         return setup
-    of_storages = {name for storage in STORAGES.values() for name in storage.rates}
-    kept = {name: value for name, value in setup.inputs.items() if name not in of_storages}
-    return replace(setup, storage=STORAGES["nvme"].name, is_remote=False, inputs={**kept, **STORAGES["nvme"].rates})
+    kept = {name: value for name, value in setup.inputs.items() if name not in STORAGES["s3"]}
+    return replace(setup, storage="nvme", inputs={**kept, **STORAGES["nvme"]})
 
 
 # What to do, with the inputs that it leads to; its effort; the setup after it.
@@ -118,7 +123,8 @@ _Change = tuple[str, str, Callable[[Setup], Setup]]
 _SETTING, _COPY, _CONVERSION, _HARDWARE = EFFORTS
 
 _RESIZE_ONCE: _Change = (
-    "Resize once, to JPEGs whose shorter side has 256 pixels", _CONVERSION, lambda s: _prepare(s, "photos at 256")
+    "Resize once, to JPEGs whose shorter side has 256 pixels: lk.tile_jpegs with short_side=256", _CONVERSION,
+    lambda s: _prepare(s, "photos at 256"),
 )  # fmt: skip
 _DECODE_ONCE: _Change = (
     "Decode once, to prepared pixels: lk.PixelStore.build", _CONVERSION, lambda s: _prepare(s, "pixels at 256")
@@ -133,7 +139,7 @@ _ADD_DISKS: _Change = (
 )  # fmt: skip
 _USE_SHARDS: _Change = (
     "Write shards, and read them in ranges of 8 to 16 MB: lk.write_shards", _CONVERSION,
-    lambda s: s if "request_mb" in s.inputs or not s.is_remote else _with(s, shard_mb=150, request_mb=REQUEST_MB),
+    lambda s: s if s.is_sharded or not s.is_remote else _with(s, shard_mb=150, request_mb=REQUEST_MB),
 )  # fmt: skip
 
 # Scarce resource -> changes; one that changes nothing gains nothing, and is not proposed.
@@ -145,7 +151,7 @@ _CHANGES: dict[str, list[_Change]] = {
     ],
     "lock_ceiling": [
         ("Load in {processes_per_gpu:.0f} processes a GPU, each with a lock of its own", _SETTING,
-         lambda s: _with(s, processes_per_gpu=_enough(s, "processes_needed"))),
+         lambda s: _with(s, processes_per_gpu=math.ceil(_needed(s.draws["processes_needed"])))),
         _USE_SHARDS, _COPY_TO_DISKS, _ADD_DISKS, _RESIZE_ONCE, _DECODE_ONCE,
     ],
     "pcie_ceiling": [
@@ -159,7 +165,7 @@ _CHANGES: dict[str, list[_Change]] = {
     "request_rate_ceiling": [
         _USE_SHARDS, _COPY_TO_DISKS, _ADD_DISKS,
         ("Spread the keys over {n_prefixes:,.0f} prefixes", _CONVERSION,
-         lambda s: _with(s, n_prefixes=_enough(s, "prefixes_needed")) if "prefixes_needed" in s.draws else s),
+         _more_prefixes),
     ],
     "bandwidth_ceiling": [
         _RESIZE_ONCE, _COPY_TO_DISKS, _ADD_DISKS,

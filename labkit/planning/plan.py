@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -33,83 +33,48 @@ from labkit.planning.published import (
     IMAGENET_KB,
     REQUEST_MB,
     STORAGES,
-    Storage,
     cores_of,
     find_training,
     pcie,
     published_inputs,
 )
-from labkit.util.arguments import require_choice, require_file, require_int, require_positive
+from labkit.util.arguments import require_choice, require_int, require_positive, require_report
 from labkit.util.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Input(NamedTuple):
-    """What a plan is computed from.
-
-    Args:
-        label, unit: For texts.
-        default: What is assumed; None: a plan leaves out what needs it, or asks for it.
-        is_count: An integer >= 1.
-        may_be_zero: Else it must be > 0.
-    """
-
-    label: str
-    unit: str
-    default: Estimate | None = None
-    is_count: bool = False
-    may_be_zero: bool = False
-
-
-def _assume(value: float, low: float | None = None, high: float | None = None, why: str = "") -> Estimate:
+def _assume(value: float, low: float | None = None, high: float | None = None, *, why: str) -> Estimate:
     return Estimate(value, low, high, why, "assumed")
 
 
+# What a plan is computed from, with its unit: `name_of_something_per_node` says what it is.
 INPUTS = {
-    "images_per_s_per_gpu": Input("demand of a GPU", "images/s"),
-    "n_gpus": Input("GPUs", "", is_count=True),
-    "n_nodes": Input("nodes", "", is_count=True),
-    "n_images": Input("images of an epoch", "", IMAGENET_IMAGES, is_count=True),
-    "cores_per_node": Input("cores of a node", "cores"),
-    "step_cores_per_gpu": Input(
-        "cores of a GPU's step", "cores",
-        _assume(1, 0.5, 1.2, "the training process launches kernels on about one core"), may_be_zero=True,
-    ),
-    "cpu_ms_per_image": Input("core time of an image", "ms"),
-    "slowdown": Input(
-        "slowdown with all cores busy", "x",
-        _assume(1.1, 1.0, SLOWED, f"up to {SLOWED}, as eleven trainings showed"),
-    ),
-    "gil_us_per_image": Input("time of an image under Python's lock", "us"),
-    "request_cpu_ms": Input("core time of a request's client", "ms", may_be_zero=True),
-    "request_lock_share": Input(
-        "its share under Python's lock", "of 1",
-        _assume(0.85, 0.8, 0.9, "0.84 over HTTP and 0.88 with s3fs, by py-spy"),
-    ),
-    "processes_per_gpu": Input(
-        "loader processes a GPU", "", _assume(1, why="threads of the training process, as lk.BatchLoader has them"),
-        is_count=True,
-    ),
-    "kb_per_image": Input("an image in storage", "KB", IMAGENET_KB),
-    "latency_ms": Input("latency of a request", "ms", may_be_zero=True),
-    "mb_per_s_per_request": Input("rate of a request", "MB/s"),
-    "requests_per_s": Input("requests that the storage answers", "requests/s"),
-    "storage_mb_per_s": Input("rate of the storage", "MB/s"),
-    "n_prefixes": Input("prefixes of the keys", "", is_count=True),
-    "request_mb": Input("a request", "MB"),
-    "shard_mb": Input("a shard", "MB"),
-    "requests_in_flight_per_gpu": Input("requests that a GPU's loader keeps in flight", "requests"),
-    "disk_gb_per_node": Input("local disks of a node", "GB"),
-    "network_gbit_per_node": Input("network of a node", "Gbit/s"),
-    "pcie_gb_per_s": Input("PCIe of a GPU", "GB/s"),
-    "crop_size": Input("side of a crop", "pixels", _assume(224, why="the usual size"), is_count=True),
-    "bytes_per_value": Input("bytes of a value", ""),
-    "batch_size": Input("images of a batch, one GPU", "", _assume(256, why="a usual size"), is_count=True),
-    "batches_ahead": Input("batches in memory, one GPU", "", _assume(4, 3, 6, "two ahead, one in use, one being made")),
-    "process_gb": Input("memory of a loader process", "GB", _assume(0.3, 0.2, 0.6, "Python with torch and OpenCV")),
+    "images_per_s_per_gpu": "images/s", "n_gpus": "", "n_nodes": "", "n_images": "", "cores_per_node": "cores",
+    "step_cores_per_gpu": "cores", "cpu_ms_per_image": "ms", "slowdown": "x", "gil_us_per_image": "us",
+    "request_cpu_ms": "ms", "request_lock_share": "of 1", "processes_per_gpu": "", "kb_per_image": "KB",
+    "latency_ms": "ms", "mb_per_s_per_request": "MB/s", "requests_per_s": "requests/s", "storage_mb_per_s": "MB/s",
+    "n_prefixes": "", "request_mb": "MB", "shard_mb": "MB", "requests_in_flight_per_gpu": "requests",
+    "disk_gb_per_node": "GB", "network_gbit_per_node": "Gbit/s", "pcie_gb_per_s": "GB/s", "crop_size": "pixels",
+    "bytes_per_value": "", "batch_size": "", "batches_ahead": "", "process_gb": "GB",
 }  # fmt: skip
+_COUNTS = ("n_gpus", "n_nodes", "n_images", "processes_per_gpu", "n_prefixes", "crop_size", "batch_size")
+_MAY_BE_ZERO = ("step_cores_per_gpu", "request_cpu_ms", "latency_ms")
+DEFAULTS = {
+    "n_images": IMAGENET_IMAGES,
+    "kb_per_image": IMAGENET_KB,
+    "step_cores_per_gpu": _assume(1, 0.5, 1.2, why="the training process launches kernels on about one core"),
+    "slowdown": _assume(1.1, 1.0, SLOWED, why=f"with all cores busy, up to {SLOWED}, as eleven trainings showed"),
+    "request_lock_share": _assume(0.85, 0.8, 0.9, why="0.84 over HTTP and 0.88 with s3fs, by py-spy"),
+    "processes_per_gpu": _assume(1, why="threads of the training process, as lk.BatchLoader has them"),
+    "pcie_gb_per_s": pcie(),
+    "crop_size": _assume(224, why="the usual size"),
+    "bytes_per_value": _assume(1, why="uint8, normalized on the GPU"),
+    "batch_size": _assume(256, why="a usual size"),
+    "batches_ahead": _assume(4, 3, 6, why="two ahead, one in use, one being made"),
+    "process_gb": _assume(0.3, 0.2, 0.6, why="Python with torch and OpenCV"),
+}
 
 
 def check_inputs(given: Mapping[str, Any]) -> dict[str, Estimate]:
@@ -124,10 +89,10 @@ def check_inputs(given: Mapping[str, Any]) -> dict[str, Estimate]:
             raise ArgumentError(f"{name} is no input of a plan: it takes {', '.join(INPUTS)}")
         if value is None:
             continue
-        if INPUTS[name].is_count and not isinstance(value, Estimate):
+        if name in _COUNTS and not isinstance(value, Estimate):
             require_int(name, value)
         found[name] = as_estimate(name, value)
-        if found[name].value == 0 and not INPUTS[name].may_be_zero:
+        if found[name].value == 0 and name not in _MAY_BE_ZERO:
             raise ArgumentError(f"{name} must be a number > 0, got {value!r}")
     return found
 
@@ -141,16 +106,17 @@ def inputs_of(seen: Any, batch_size: Any = None) -> dict[str, Estimate]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is not from `labkit watch`, or the batch size is missing.
+        ValueError: the file is not from `labkit watch`, or from a later one, or the batch size is missing.
     """
     found: dict[str, Estimate] = {}
 
     def note(name: str, value: float, source: str, low: float | None = None, high: float | None = None) -> None:
         found[name] = Estimate(value, low, high, source, "measured here")
 
-    is_watch = isinstance(seen, str | os.PathLike) or hasattr(seen, "to_dict")
+    is_watch = not hasattr(seen, "frame")
     if is_watch:
-        report = seen.to_dict() if hasattr(seen, "to_dict") else _read(seen)
+        to_dict = getattr(seen, "to_dict", None)
+        report = to_dict() if to_dict else require_report("demand", seen, "costs_s", "ceiling_is_bound")
         if batch_size is None:
             raise ArgumentError("batch_size is missing: a watch counts batches, so enter the images of one")
         n_images, source, costs = float(require_int("batch_size", batch_size)), "labkit watch", report["costs_s"]
@@ -173,23 +139,13 @@ def inputs_of(seen: Any, batch_size: Any = None) -> dict[str, Estimate]:
     return found
 
 
-def _read(path: str | os.PathLike) -> dict[str, Any]:
-    path = require_file("demand", path, "name the report that `labkit watch --json` wrote")
-    try:
-        found = json.loads(path.read_bytes())
-        return {"costs_s": dict(found["costs_s"]), "ceiling_is_bound": bool(found["ceiling_is_bound"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"{path} is not a report of `labkit watch --json`: {error}") from error
-
-
-def plot_plan(data: "Plan", *, title: str = "", ax: "Axes | None" = None, **kwargs: Any) -> "Axes":
+def plot_plan(data: "Plan", *, title: str = "", ax: "Axes | None" = None) -> "Axes":
     """Images/s that each resource gives at most, the scarcest first, with 95 % intervals; red is below the demand.
 
     Args:
         data: The plan.
         title: In place of the generated one.
         ax: Where to draw.
-        **kwargs: To `Axes.errorbar`.
 
     Taught in: notebooks/15_at_scale.ipynb
     """
@@ -198,7 +154,7 @@ def plot_plan(data: "Plan", *, title: str = "", ax: "Axes | None" = None, **kwar
     rows = data.frame.query("group == 'ceiling' and name != 'gpu_ceiling'").sort_values("value")
     ax = ax or make_axes(1.5 + 0.4 * len(rows))
     demand, low, high = data.value("demand")
-    style = {"fmt": "o", "capsize": 4, "markersize": 8, **kwargs}
+    style: dict[str, Any] = {"fmt": "o", "capsize": 4, "markersize": 8}
     for row, (value, start, end) in enumerate(zip(rows["value"], rows["low"], rows["high"], strict=True)):
         color = PREDICTED if value >= demand else "firebrick"
         ax.errorbar(value, row, xerr=[[value - start], [end - value]], color=color, **style)
@@ -246,21 +202,21 @@ class Plan:
     def frame(self) -> pd.DataFrame:
         """One row for each quantity.
 
-        `group` (`input`, `need`: to keep the GPUs busy, `ceiling`: images/s at most, `result`), `name`, `quantity`,
-        `value` (median), `low` and `high` (95 % interval), `unit`, `formula`, `sources` (of all inputs that it comes
-        from, a list of `INPUT: SOURCE`), and `status`: of an input one of `KINDS`, of all others `predicted`.
+        `group` (`input`, `need`: to keep the GPUs busy, `ceiling`: images/s at most, `result`), `name`, `quantity`
+        (the resource of a ceiling), `value` (median), `low` and `high` (95 % interval), `unit`, `formula` (of other
+        names), `sources` (of all inputs that it comes from, a list of `INPUT: SOURCE`), and `status`: of an input one
+        of `KINDS`, of all others `predicted`.
         """
         setup = self.setup
         formulas = [formula for formula in FORMULAS if formula.name in setup.draws]
         used = {source for formula in formulas for source in setup.sources[formula.name]}
         rows: list[tuple] = [
-            ("input", name, INPUTS[name].label, each.value, *each.interval, INPUTS[name].unit, "", setup.sources[name],
-             each.kind)
+            ("input", name, "", each.value, *each.interval, INPUTS[name], "", setup.sources[name], each.kind)
             for name, each in setup.inputs.items() if used.issuperset(setup.sources[name])
         ]  # fmt: skip
         rows += [
-            (each.group, each.name, each.label, *of_draws(setup.draws[each.name]), each.unit, each.text,
-             setup.sources[each.name], "predicted")
+            (each.group, each.name, RESOURCES.get(each.name, ""), *of_draws(setup.draws[each.name]), each.unit,
+             each.text, setup.sources[each.name], "predicted")
             for each in formulas
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=list(_COLUMNS))
@@ -316,7 +272,7 @@ class Plan:
         if "gil_us_per_image" not in setup.inputs and not self.cost_notes:
             known = "counts the storage's client only" if "lock_ceiling" in setup.draws else "is left out"
             notes.append(f"gil_us_per_image is not known, so Python's lock {known}.")
-        if "n_prefixes" in setup.draws and setup.median("prefixes_needed") > setup.median("n_prefixes"):
+        if setup.is_remote and setup.median("request_rate_ceiling") < setup.median("demand"):
             notes.append(
                 "An object store answers requests beyond its rate with 503 Slow Down, and clients wait and try again: "
                 "more requests in flight do not help there."
@@ -344,8 +300,8 @@ class Plan:
             "scarcest": {RESOURCES[name]: share for name, share in self.setup.scarcities.items()},
             "sentences": self.sentences, "notes": self.notes,
             "fixes": [
-                {"action": each.action, "effort": each.effort, "gain": each.gain, "images_per_s": each.images_per_s,
-                 "next_limit": RESOURCES[each.next_limit]}
+                {"action": each.action, "effort": each.effort, "gain": each.gain,
+                 "next_limit": each.next_limit}
                 for each in self.fixes
             ],
             "lines": self.frame.to_dict(orient="records"),
@@ -368,14 +324,13 @@ class Plan:
                 interval = "" if is_exact else f"[{format_number(row['low'])}, {format_number(row['high'])}]"
                 refs = ",".join(str(numbers[each]) for each in row["sources"])
                 what = f"{row['formula'] or row['status']} [{refs}]"
-                rows.append((row["quantity"], f"{value} {row['unit']}".strip(), interval, what))
+                rows.append((row["name"], f"{value} {row['unit']}".strip(), interval, what))
             widths = [max(len(row[column]) for row in rows) for column in range(3)]
             lines += ["", heading]
             lines += [f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}" for a, b, c, d in rows]
         return "\n".join([*lines, "", "Sources", *(f"  [{at}] {each}" for each, at in numbers.items())])
 
 
-DTYPES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 _MISSING = {
     "images_per_s_per_gpu": "enter demand, the images/s of a GPU, or gpu, one of course.PUBLISHED_TRAINING",
     "cores_per_node": "enter cores_per_node, or vcpus_per_node of a rented machine",
@@ -392,8 +347,7 @@ def plan(
     n_nodes: int = 1,
     costs: LoaderCosts | str | os.PathLike | None = None,
     data: str = "photos",
-    storage: str | Storage = "nvme",
-    dtype: str = "uint8",
+    storage: str = "nvme",
     vcpus_per_node: float | None = None,
     **inputs: float | Sequence[float] | Estimate | None,
 ) -> Plan:
@@ -409,8 +363,7 @@ def plan(
         n_gpus, n_nodes: GPUs in all, and the machines that share them evenly.
         costs: What `lk.loader_costs` measured, or the path where it was saved.
         data: What is stored: "photos", "photos at 256" or "pixels at 256", for `costs`.
-        storage: "nvme", "s3", "memory", or a `Storage`.
-        dtype: Of the values that are sent to a GPU: uint8, float16, bfloat16 or float32.
+        storage: "nvme", "s3" or "memory".
         vcpus_per_node: In place of `cores_per_node`, for rented machines.
         **inputs: Any of `labkit.planning.plan.INPUTS`, such as `cores_per_node`, `cpu_ms_per_image`, `latency_ms`.
 
@@ -428,9 +381,7 @@ def plan(
         raise ArgumentError(f"n_gpus must be a multiple of n_nodes, got {n_gpus} GPUs on {n_nodes} nodes")
 
     # From what is assumed to what was entered: each replaces what came before it.
-    found = {name: each.default for name, each in INPUTS.items() if each.default is not None}
-    found["bytes_per_value"] = Estimate(DTYPES[require_choice("dtype", dtype, DTYPES)], source=f"dtype {dtype}")
-    found["pcie_gb_per_s"] = pcie()
+    found = dict(DEFAULTS)
     training = find_training(gpu, model) if gpu else "own rate"
     if gpu:
         found |= published_inputs(training, n_gpus / n_nodes)
@@ -441,15 +392,14 @@ def plan(
     found |= known.by_data.get(require_choice("data", data, DATA), {})
     if vcpus_per_node is not None:
         found["cores_per_node"] = cores_of(require_positive("vcpus_per_node", vcpus_per_node))
-    place = storage if isinstance(storage, Storage) else STORAGES[require_choice("storage", storage, STORAGES)]
-    found |= check_inputs(place.rates)
+    found |= STORAGES[require_choice("storage", storage, STORAGES)]
     if shard_mb := entered.get("shard_mb"):  # read in ranges, of which none is longer than a shard
         found["request_mb"] = min(shard_mb, REQUEST_MB, key=lambda each: each.value)
     found |= entered
     for name, remedy in _MISSING.items():
         if name not in found:
-            raise ArgumentError(f"the {INPUTS[name].label} is not known ({name}): {remedy}")
+            raise ArgumentError(f"{name} is not known: {remedy}")
 
-    setup = Setup(found, place.name, not place.is_local, data, known.by_data)
+    setup = Setup(found, storage, data, known.by_data)
     machines = f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} on {n_nodes} node{'s' if n_nodes > 1 else ''}"
     return Plan(setup, f"{machines}, {training}", known.notes)

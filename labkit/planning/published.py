@@ -4,9 +4,7 @@ None of these figures is labkit's; each is given with its source. What is only t
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from labkit.data.simulated_disks import OBJECT_LATENCY_MS
 from labkit.errors import ArgumentError
@@ -148,23 +146,6 @@ IMAGENET_IMAGES = Estimate(
 )
 
 
-@dataclass(frozen=True)
-class Storage:
-    """Where the images are.
-
-    Args:
-        name: For texts.
-        rates: Input of a plan -> its value: `latency_ms` (a request's, until its first byte), `mb_per_s_per_request`,
-            `request_cpu_ms` (of its client), `requests_per_s` and `storage_mb_per_s` (together; of each node's own
-            storage if it is local). What is left out has no limit, and costs nothing.
-        is_local: Each node has one of its own; nothing comes over the network.
-    """
-
-    name: str
-    rates: Mapping[str, Any] = field(default_factory=dict)
-    is_local: bool = False
-
-
 _S3 = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance"
 _S3_SMALL = (
     "https://docs.aws.amazon.com/whitepapers/latest/s3-optimizing-performance-best-practices/"
@@ -176,8 +157,10 @@ _SSD = (
 )
 REQUEST_MB = Estimate(11.3, 8, 16, f"ranges of 8 to 16 MB, {_S3}-design-patterns.html", "published")
 
-STORAGES = {
-    "s3": Storage("S3", {
+# Storage -> what it gives, as inputs of a plan: a local one on each node, S3 to all. What is left out has no limit, or
+# costs nothing.
+STORAGES: dict[str, dict[str, Estimate]] = {
+    "s3": {
         "latency_ms": Estimate(
             math.prod(OBJECT_LATENCY_MS) ** 0.5, *OBJECT_LATENCY_MS,
             f"for small objects AWS says 100 to 200 ms, {_S3}.html, and tens of milliseconds, {_S3_SMALL}", "published",
@@ -190,12 +173,12 @@ STORAGES = {
         ),
         "requests_per_s": Estimate(5500, source=f"GET requests a prefix, {_S3}.html", kind="published"),
         "n_prefixes": Estimate(1, source="all images under one prefix", kind="assumed"),
-    }),
-    "nvme": Storage("a local NVMe disk", {
+    },
+    "nvme": {
         "latency_ms": Estimate(0.1, 0.05, 0.2, "0.05 to 0.2 ms", "assumed"),
         "mb_per_s_per_request": Estimate(2500, 1000, 5000, "one reader gets a part of the disk's rate", "assumed"),
         "requests_per_s": Estimate(500_000, 200_000, 1_000_000, f"1,000,000 reads/s of 4 KB, {_SSD}", "published"),
         "storage_mb_per_s": Estimate(5000, 3000, 7000, f"7000 MB/s in sequence, {_SSD}", "published"),
-    }, is_local=True),
-    "memory": Storage("memory (the page cache)", is_local=True),
+    },
+    "memory": {},  # the page cache
 }  # fmt: skip

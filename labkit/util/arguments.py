@@ -4,6 +4,7 @@ An error names the argument, what it accepts, and what was given. A damaged or h
 limit is refused. Pixels have a limit of their own, `labkit.data.decode.MAX_PIXELS`.
 """
 
+import json
 import math
 import os
 from collections.abc import Iterable
@@ -94,10 +95,43 @@ def require_file(name: str, value: Any, folder_remedy: str) -> Path:
     return path
 
 
+REPORT_VERSION = 1  # of what `labkit watch --json` writes: the next one renames a key, or changes what it means
+
+
+def require_report(name: str, value: Any, *keys: str) -> dict[str, Any]:
+    """What `labkit watch --json` wrote to this file, if it has these keys and a known version; else an error."""
+    path = require_file(name, value, "name the file that `labkit watch --json` wrote")
+    try:
+        report = json.loads(path.read_bytes())
+        version = int(report.get("schema_version", 0))  # 0: written before there were versions, with the same keys
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ArgumentError(f"{path} is not a report of `labkit watch --json`: {error}") from error
+    if version > REPORT_VERSION:
+        raise ArgumentError(
+            f"{path} has schema_version {version}, and this labkit reads {REPORT_VERSION} and earlier ones: "
+            "upgrade labkit, or watch that run again with this one"
+        )
+    if absent := [key for key in keys if key not in report]:
+        raise ArgumentError(
+            f"{path} is not a report of `labkit watch --json`, or was written by an earlier labkit: it has no "
+            f"{' and no '.join(absent)}; watch that run again"
+        )
+    return report
+
+
 def require_callable(name: str, value: Any, what: str = "a function or another object that can be called") -> None:
-    """TypeError if `value` is neither None nor can be called."""
+    """TypeError if `value` is neither None nor can be called, or is a class in place of one of its objects."""
     if value is not None and not callable(value):
         raise WrongTypeError(f"{name} must be {what}, got {_shown(value)}")
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
+        raise WrongTypeError(f"{name} must be {what}, got {_shown(value)}: make one of it, {value.__name__}(...)")
+
+
+def require_flag(name: str, value: Any) -> bool:
+    """`value` as a bool, if it is True or False, also NumPy's, or 1 or 0; else ValueError: "False" would be true."""
+    if (isinstance(value, Real) or type(value).__name__.startswith("bool")) and value in (0, 1):
+        return bool(value)
+    raise ArgumentError(f"{name} must be True or False, got {value!r:.100}")
 
 
 def require_a(kind: type | tuple[type, ...], name: str, value: Any, what: str) -> Any:
@@ -138,9 +172,6 @@ def is_number(value: Any) -> bool:
 
 
 MAX_FILE_VARIABLE = "LABKIT_MAX_FILE_MB"
-
-MAX_PATH_BYTES = 4096
-"""Name of a member of a shard: Linux's PATH_MAX. Time grows with the square of its depth."""
 
 
 def max_file_bytes() -> int:

@@ -35,7 +35,7 @@ OTHER_IMAGE_SUFFIXES = (
     ".tiff",
 )  # fmt: skip
 # Hidden, or made by a system for itself: thumbnails and deleted files of a NAS or Windows, attributes of macOS' files.
-_HIDDEN = re.compile(r"(?:^|/)(?:\.|(?:@eaDir|#recycle|\$RECYCLE\.BIN|__MACOSX)(?:/|$))")
+_HIDDEN = re.compile(r"(?:^|/)(?:\.|(?:@eaDir|#recycle|\$RECYCLE\.BIN|__MACOSX|lost\+found)(?:/|$))")
 _MAX_NAME_BYTES = 255  # on almost every filesystem
 _NAMES_ARE_UTF8 = sys.getfilesystemencoding() == "utf-8"
 
@@ -82,7 +82,8 @@ def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> I
         counts = ", ".join(f"{n_files} {suffix}" for suffix, n_files in others.most_common())
         raise ArgumentError(
             f"{place} holds {n_images(others.total())} with suffixes that labkit does not read ({counts}; it reads "
-            f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out with ignore={tuple(sorted(others))!r}"
+            f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out, as "
+            f"lk.open_store(root, ignore={tuple(sorted(others))!r})"
         )
 
 

@@ -24,7 +24,7 @@ _COURSE = _PACKAGE / "course"
 IS_CLONE = not (_COURSE / "notebooks").is_dir()  # only wheels have that folder: see pyproject.toml
 NOTEBOOK_FOLDER = (_PACKAGE.parent if IS_CLONE else _COURSE) / "notebooks"
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _VERSIONS = (
     "torch", "torchvision", "torchcodec", "pillow", "opencv-python-headless", "simplejpeg", "numpy",
     "albumentations", "kornia",
@@ -62,16 +62,16 @@ def main_is_script() -> bool:
     return hasattr(sys.modules["__main__"], "__file__")
 
 
-def cgroup_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> float | None:
+def cgroup_quota(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
     """Cores that the cgroup's CPU quota grants, or None if there is no quota.
 
     A parent's quota limits its children too, so the lowest between this process's group and the root counts.
     """
-    quotas = [quota for group in _cgroup_folders(root, membership) if (quota := _read_quota(group)) is not None]
+    quotas = [quota for group in cgroup_folders(root, membership) if (quota := _read_quota(group)) is not None]
     return min(quotas, default=None)
 
 
-def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+def cgroup_folders(root: Path, membership: Path) -> list[Path]:
     """Folders of this process's groups and all their parents (cgroup v2, and the cpu controller of v1)."""
     groups = []
     for line in membership.read_text().splitlines() if membership.exists() else ():

@@ -72,7 +72,15 @@ def rank_and_world_size() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     rank, world_size = number_in_environment("RANK", -1), number_in_environment("WORLD_SIZE", 0)
-    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
+    if 0 <= rank < world_size:
+        return rank, world_size
+    if world_size > 1 and os.environ.get("RANK"):
+        warn_caller(
+            f"the environment has RANK={os.environ['RANK']!r} and WORLD_SIZE={world_size}, and ranks go from 0 to "
+            f"{world_size - 1}: so this process loads all samples. Set both as torchrun does, or neither",
+            UserWarning,
+        )
+    return 0, 1
 
 
 def on_cpu() -> AbstractContextManager[Any]:

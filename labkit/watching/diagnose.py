@@ -1,35 +1,31 @@
-"""`lk.diagnose`: does this training wait for its data, for which part of it, and what to change first?
+"""`lk.diagnose`: what a loader of any library costs a step: `watch` around a loop of both, and a replay of the step."""
 
-Its parts are timed alone and together. A loader that works ahead has batches ready after every pause, so a part is
-timed only from a known state of the queue: full, to time the receiving of a batch that is ready; empty, to time the
-making of one.
-"""
-
-import contextlib
 import importlib
 import inspect
-import itertools
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from types import ModuleType
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from labkit.errors import CannotDiagnose
 from labkit.measure.frames import make_frame
-from labkit.measure.statistics import speedup_interval
-from labkit.measure.steady import count_images, fresh, page_cache_state, synchronize, versions
-from labkit.measure.usage import core_time, tree_usage
+from labkit.measure.steady import count_images, synchronize
+from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.util.arguments import require_int
-from labkit.util.process import preserve_rng_state
-from labkit.util.tensor_trees import move_tensors
-from labkit.watching.advice import Costs, LoaderTraits, advise, of_data_set, starts_workers, torch_loader
+from labkit.util.process import end_workers, preserve_rng_state
+from labkit.watching.accounts import Accounts, find_accounts
 from labkit.watching.findings import Diagnosis
-from labkit.watching.timings import Epochs, Making, gpu_utilization, making_in_one_process, run_queue_s, waiting_of
+from labkit.watching.observe import Observer
+from labkit.watching.program import KEPT, UNSETTLED, Replay, n_ahead
+from labkit.watching.seen import REPLAY, Control, SeenLoader
+from labkit.watching.traits import torch_loader
+from labkit.watching.watched import Watched
 
 
 def named_function(name: str) -> Any:
@@ -88,159 +84,12 @@ def made_training(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Any]:
     return parts[0], parts[1]
 
 
-STEP, STEP_AND_COPY, RECEIVE, LOADER, TOGETHER = "step", "step and copy", "receive", "loader", "loader and step"
-
-_KEPT = 4  # batches to replay; a single one would stay in the processor's caches
-_UNKNOWN_QUEUE = 8  # batches that an unknown loader may have ready
-
-
-class LoopParts:
-    """Runs a loader and a step, separately and together. Call `begin` first and `close` last.
-
-    Args:
-        loader: Any iterable of batches; it is iterated epoch after epoch.
-        step: Called with each batch.
-        device: Where batches are moved to, to time the step without its copy; None: nothing is moved.
-        count: Images in a batch.
-    """
-
-    def __init__(self, loader: Iterable[Any], step: Callable[[Any], Any], *, device: Any, count: Callable[[Any], int]):
-        self._step, self._count, self._device = step, count, device
-        self.torch_loader = torch_loader(loader)
-        self.innermost = loader if self.torch_loader is None else self.torch_loader
-        self.epochs = Epochs(loader, starts_workers=starts_workers(self.torch_loader))
-        self._batches = iter(self.epochs)
-        self.queue = queue_length(loader)
-        self.at_once = max(1, getattr(self.torch_loader, "num_workers", 0))  # batches that arrive together
-        self.cpu_s_a_batch: list[float] = []
-        self.step_cpu_s: list[float] = []
-        self.spans: list[dict[str, Any]] = []  # of the last `train`
-        self._slowest_s = 0.0  # per batch, with the starts of epochs
-
-    def begin(self) -> None:
-        """Take the batches to replay, and do the first steps, which compile, choose algorithms and allocate."""
-        self.host = [next(self._batches) for _ in range(_KEPT)]
-        self.on_device = self.host
-        if self._device is not None:
-            self.on_device = [move_tensors(batch, self._device) for batch in self.host]
-        self.n_images = sum(self._count(batch) for batch in self.host) / _KEPT
-        first = [fresh(batch, whole=True) for batch in self.host[:2]]
-        before = versions(first)
-        given = [self._step(fresh(batch)) for batch in first]
-        if any(inspect.isgenerator(result) or inspect.iscoroutine(result) for result in given):
-            raise CannotDiagnose("step returns a generator or a coroutine and has not run: pass a plain function")
-        self._writes = versions(first) != before
-        synchronize()
-
-    def close(self) -> None:
-        """Abandon the current epoch and its workers."""
-        self._batches.close()
-
-    def wait_until_full(self) -> None:
-        """Give the loader time to fill its queue: working ahead would slow down what is timed."""
-        batches = 1 if self.torch_loader is None else self.queue
-        time.sleep(1.3 * batches * self._slowest_s)
-
-    def drain(self) -> None:
-        """Take all batches that are ready, so that the next one has to be made."""
-        for _ in range(self.queue + 2):
-            next(self._batches)
-
-    def replay(self, batches: list[Any], n: int) -> float:
-        """Seconds per batch for n steps over batches from memory; each step gets them as the loader gave them."""
-        sources, seconds, cpu_s = itertools.islice(itertools.cycle(batches), n), 0.0, 0.0
-        at_once = len(batches) if self._writes else n  # copies of tensors: a few at a time, to save memory
-        while copies := [fresh(batch, whole=self._writes) for batch in itertools.islice(sources, at_once)]:
-            synchronize()
-            start, cpu_start = time.perf_counter(), time.process_time()
-            for batch in copies:
-                self._step(batch)
-            synchronize()
-            seconds, cpu_s = seconds + time.perf_counter() - start, cpu_s + time.process_time() - cpu_start
-        self.step_cpu_s.append(cpu_s / n)
-        return seconds / n
-
-    def receive(self) -> float:
-        """Seconds to take a batch that is ready; only after `rest`.
-
-        One batch of each worker, since a worker that has handed one over makes another and is slow to hand over the
-        next. The mean, since batches that arrive out of order are received while an earlier one is awaited. Without the
-        time in the run queue: whoever has the core is making batches.
-        """
-        of_workers = 1 if self.torch_loader is None else queue_length(self.torch_loader)
-        n, before_s = max(1, min(self.at_once, of_workers - 1)), run_queue_s()
-        seconds = self._seconds_per_batch(n, _ignore, least=1)
-        if not getattr(self.torch_loader, "num_workers", 0):  # this thread may make the batch right now
-            return seconds
-        return max(0.0, seconds - (run_queue_s() - before_s) / n)
-
-    def load(self, n: int) -> float:
-        """Seconds per batch for n unused batches; only after `drain`."""
-        before, cores, start = tree_usage(), core_time(), time.perf_counter()
-        seconds = self._seconds_per_batch(n, _ignore)
-        self._slowest_s = max(self._slowest_s, (time.perf_counter() - start) / n)
-        self.cpu_s_a_batch.append(cores.with_stolen(tree_usage().cpu_s - before.cpu_s) / n)
-        return seconds
-
-    def train(self, n: int) -> float:
-        """Seconds per batch for n batches, each followed by its step; only after `drain` or `load`.
-
-        Some batches before them are not timed, until workers and step have settled.
-        """
-        self._seconds_per_batch(self.at_once, self._step)
-        self.spans = []
-        return self._seconds_per_batch(n, self._step)
-
-    def _seconds_per_batch(self, n: int, use: Callable[[Any], Any], *, least: int | None = None) -> float:
-        """Seconds per batch within an epoch: without the first batches of a new one, as many as arrive together.
-
-        Args:
-            least: If fewer batches remain, none is left out. Default: half of them.
-        """
-        counted_s, n_counted, starting = 0.0, 0, 0
-        synchronize()
-        start = last = time.perf_counter()
-        for number in range(n):
-            n_gaps = len(self.epochs.gaps_s)
-            batch = next(self._batches)
-            received = time.perf_counter()
-            use(batch)
-            starting = self.at_once if len(self.epochs.gaps_s) > n_gaps else starting - 1
-            if number == n - 1:
-                synchronize()
-            now = time.perf_counter()
-            self._add_spans(number, last - start, received - start, now - start)
-            if starting <= 0:
-                counted_s, n_counted = counted_s + now - last, n_counted + 1
-            last = now
-        return counted_s / n_counted if n_counted >= (least or n / 2) else (last - start) / n
-
-    def _add_spans(self, batch: int, asked_s: float, received_s: float, done_s: float) -> None:
-        for kind, start_s, end_s in (("wait", asked_s, received_s), ("step", received_s, done_s)):
-            self.spans.append({"lane": "host", "kind": kind, "start_s": start_s, "end_s": end_s, "batch": batch})
-
-
-def _ignore(batch: Any) -> None: ...
-
-
-def queue_length(loader: Any) -> int:
-    """Batches that a loader has ready at most, after a pause."""
-    workers = torch_loader(loader)
-    if workers is None:
-        return _UNKNOWN_QUEUE
-    of_workers = workers.num_workers * (workers.prefetch_factor or 2) if workers.num_workers else 0
-    return of_workers if workers is loader else of_workers + 2  # the wrapper may hold some too
-
-
 def counted(batch: Any) -> int:
     """Images in a batch; 1 if they cannot be counted, so that rates are batches per second."""
     try:
         return count_images(batch)
     except (TypeError, StopIteration):
         return 1
-
-
-_MIN_BATCHES = 4  # per part of a round: with fewer, one odd batch decides
 
 
 def diagnose(
@@ -250,28 +99,19 @@ def diagnose(
     batches: int = 20,
     rounds: int = 3,
     limit_s: float = 100.0,
-    device: Any = None,
-    evict: Callable[[], int] | None = None,
     count: Callable[[Any], int] | None = None,
 ) -> Diagnosis:
-    """Find out what training waits for, by running its parts alone and together.
+    """Find out what training waits for: `watch` around a loop of a loader and a step, then the step on kept batches.
 
-    Each round runs the step on batches from memory, both where it needs them and where the loader leaves them; then
-    the loader alone; then both together. The differences are the costs of the parts. The loader's part is split by how
-    one process makes a batch: processor time, and time in which others had the core, is preparing; the rest is waiting
-    for storage.
-
-    The step really trains, on the same few batches: pass a copy of a model that you need. Batches arrive as the loader
-    gave them, whatever the step does to them; global random generators are restored.
+    The step really trains, in the end on a few batches again and again: pass a copy of a model that you need. Batches
+    arrive as the loader gave them, whatever the step does to them; global random generators are restored.
 
     Args:
         loader: Any iterable of batches that can be iterated again, also of another library.
         step: Called with each batch, as the loader gives it; moves it to the device itself.
-        batches: In each part of a round; fewer if they take too long, and a multiple of the number of workers.
-        rounds: How often all parts are measured.
+        batches: In each round of the loop; fewer if they take too long.
+        rounds: How many of them, and as many of the replay.
         limit_s: Seconds that it may take, about; a loader or a step of many seconds per batch takes longer.
-        device: Where the step needs its batches. None: the current CUDA device; without CUDA nothing is copied.
-        evict: Drops the data from the page cache and returns their bytes. None: the store's own `evict`, if any.
         count: Returns the images of a batch, where `compare`'s rule does not fit.
 
     >>> loader = lk.BatchLoader("photos", size=64, batch_size=4)
@@ -283,35 +123,32 @@ def diagnose(
         CannotDiagnose: a ValueError: the loader gives nothing or can be iterated only once or not at all, the step
             cannot be called, or there are no batches or rounds.
     """
-    _check_arguments(step, batches, rounds)
-    device = _default_device() if device is None else device
-    parts = LoopParts(loader, step, device=device, count=count or counted)
-    return _measure(parts, batches, rounds, limit_s, evict)
-
-
-def _measure(parts: LoopParts, batches: int, rounds: int, limit_s: float, evict: Any) -> Diagnosis:
-    with preserve_rng_state(*_generators(parts.torch_loader)):
+    _check_arguments(loader, step, batches, rounds)
+    watched = Watched()
+    with preserve_rng_state(*_generators(torch_loader(loader))):
+        watched.start()
         try:
-            parts.begin()
-            n = _affordable_batches(parts, batches, rounds, limit_s)
-            with gpu_utilization() as busy:
-                table = pd.DataFrame([_run_round(parts, n, number) for number in range(rounds)])
-            cold = _cold_ratio(parts, evict, n, table[LOADER].median())
+            given = _Batches(loader, watched.observer)
+            parts = watched.observer.control = _Parts(watched, given, batches * rounds, limit_s)
+            with closing(iter(given)) as endless, suppress(_Over):
+                for batch in endless:
+                    if inspect.isgenerator(result := step(batch)) or inspect.iscoroutine(result):
+                        raise CannotDiagnose("step returns a generator or a coroutine and has not run: pass a function")
+                    if parts.phase != "training":
+                        synchronize()
+            given.join_parts()
+            report = watched.report()
+            accounts: Any = find_accounts(watched.observer)  # there are some, as there is a report
         finally:
-            parts.close()
-        making = _measure_making(parts, table, limit_s)
-    costs = _share_out_costs(parts, table.median(), making)
-    advice = advise(costs, LoaderTraits.of(parts.innermost))
-    low, high = speedup_interval(((table[TOGETHER] + costs.start) / table[STEP]).to_numpy())
-    return Diagnosis(
-        shares={"compute": float(costs.step / costs.together), **costs.lost}, ceiling=costs.together / costs.step,
-        ceiling_low=low, ceiling_high=high, recommendations=advice, costs=costs,
-        gpu_utilization=statistics.fmean(busy) if busy else None, cold=cold, frame=_make_frame(table, n, parts),
-        spans=pd.DataFrame(parts.spans),
-    )  # fmt: skip
+            watched.observer.control = Control()  # which holds no loader, and with it its workers
+            watched.observer.stop()
+    n_images = statistics.fmean((count or counted)(batch) for batch in parts.kept)
+    return Diagnosis(**vars(report), frame=_make_frame(accounts, rounds, n_images))
 
 
-def _check_arguments(step: Any, batches: int, rounds: int) -> None:
+def _check_arguments(loader: Any, step: Any, batches: int, rounds: int) -> None:
+    if not hasattr(loader, "__iter__"):
+        raise CannotDiagnose(f"the loader must be an iterable of batches, got a {type(loader).__name__}")
     if not callable(step):
         raise CannotDiagnose(f"step must be a function of one batch, got a {type(step).__name__}")
     try:
@@ -321,102 +158,132 @@ def _check_arguments(step: Any, batches: int, rounds: int) -> None:
         raise CannotDiagnose(str(error)) from None
 
 
-def _default_device() -> Any:
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-
-
 def _generators(workers: Any) -> set[Any]:
     """The random generators that decide the order of a loader's data."""
     found = {getattr(of, "generator", None) for of in (workers, getattr(workers, "sampler", None))}
     return found - {None}
 
 
-def _affordable_batches(parts: LoopParts, batches: int, rounds: int, limit_s: float) -> int:
-    """Batches in each part of a round, so that all of it stays within the limit."""
-    parts.drain()
-    loading_s = parts.load(max(2, parts.at_once))
-    parts.wait_until_full()
-    step_s = parts.replay(parts.host, 2)
-    of_round = limit_s / (rounds + 1) - (4 * parts.queue + 2) * loading_s  # the queue is filled and emptied
-    a_batch = 2 * step_s + loading_s + (step_s + loading_s)
-    n = max(min(batches, _MIN_BATCHES), min(batches, int(of_round / a_batch)))
-    return max(1, n // parts.at_once) * parts.at_once
+class _Batches:
+    """Endless batches of any loader, one epoch after the other, noted also where `watch` does not know it."""
+
+    def __init__(self, loader: Iterable[Any], observer: Observer):
+        self.loader, self._observer = loader, observer
+        self._is_known: bool | None = None  # to a hook that notes it
+
+    @property
+    def seen(self) -> SeenLoader | None:
+        return self._observer.seen(self.loader if self._is_known else self)
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        n_epochs = 0
+        while True:
+            n_batches, batches = 0, self._start()
+            try:
+                for batch in batches:
+                    n_batches += 1
+                    yield batch
+            except BaseException:
+                end_workers(batches)
+                raise
+            if not n_batches:
+                what = "can be iterated only once: pass an iterable that starts again" if n_epochs else "gives no batch"
+                raise CannotDiagnose(f"the loader, a {type(self.loader).__name__}, {what}")
+            n_epochs += 1
+
+    def _start(self) -> Iterator[Any]:
+        start = lambda: iter(self.loader)  # noqa: E731
+        if self._is_known is None:
+            batches = iter(self.loader)
+            self._is_known, start = self._observer.seen(self.loader) is not None, lambda: batches
+        return start() if self._is_known else self._observer.noted(start, self.loader, self)
+
+    def join_parts(self) -> None:
+        """Take what is known of loaders within this one for its own: their batches are not the training's.
+
+        They began before it gave its first batch. Those that began later are the step's.
+        """
+        self._observer.main = seen = self.seen
+        if seen is None or self._is_known or not seen.n_batches:
+            return
+        first_s = seen.epochs[0].batches[0].received_s
+        parts = [each for each in self._observer.loaders if each is not seen and each.epochs[0].began_s <= first_s]
+        for part in parts[:1]:  # of several, how one makes its batches stands for all
+            seen.folders = part.folders
+            for epoch, of_part in zip(seen.epochs, part.epochs, strict=False):
+                epoch.number, epoch.made_here = of_part.number, of_part.made_here
+        numbers = {part.number for part in parts}
+        self._observer.loaders = [each for each in self._observer.loaders if each.number not in numbers]
 
 
-def _run_round(parts: LoopParts, n: int, number: int) -> dict[str, float]:
-    """Seconds per batch of each part."""
-    replays = [(STEP, parts.on_device), (STEP_AND_COPY, parts.host)][:: 1 if number % 2 else -1]
-    parts.wait_until_full()
-    found = {name: parts.replay(kept, n) for name, kept in replays}
-    if parts.on_device is parts.host:  # the same work twice: the difference is noise
-        found[STEP] = found[STEP_AND_COPY] = (found[STEP] + found[STEP_AND_COPY]) / 2
-    found[RECEIVE] = parts.receive()
-    parts.drain()
-    found[LOADER] = parts.load(n)
-    if found[LOADER] < found[STEP_AND_COPY]:
-        parts.wait_until_full()  # in training the queue is full then: filling it is not part of a batch
-    found[TOGETHER] = parts.train(n)
-    return found
+class _Over(Exception):
+    """Enough was seen."""
 
 
-def _cold_ratio(parts: LoopParts, evict: Any, n: int, warm_s: float) -> float | None:
-    """How many times as long the loader takes from a cold page cache; None if its files cannot be evicted."""
-    evict = evict or getattr(of_data_set(parts.innermost, "store"), "evict", None)
-    if evict is None:
-        return None
-    try:
-        evicted, before = evict(), tree_usage().read_bytes
-    except OSError:  # not possible on this system, or the data are not on a disk of this machine
-        return None
-    parts.drain()
-    seconds = parts.load(n)
-    of_epoch = (n + parts.queue) / (parts.epochs.length or 1)
-    expected = int(evicted * min(1.0, of_epoch))
-    if page_cache_state(before, tree_usage().read_bytes, asked=True, evicted=expected) != "cold":
-        return None
-    return seconds / warm_s
+def _end() -> None:
+    raise _Over
 
 
-def _measure_making(parts: LoopParts, table: pd.DataFrame, limit_s: float) -> Making:
-    if parts.torch_loader is not None:
-        with contextlib.suppress(Exception):  # the data set works only inside workers
-            return making_in_one_process(parts.torch_loader, limit_s=limit_s / 10, n_batches=10)
-    return waiting_of(parts.innermost, table[LOADER].median(), statistics.median(parts.cpu_s_a_batch))
+class _Parts(Replay):
+    """Replays when enough batches were seen: fewer than it should be where they take too long."""
+
+    def __init__(self, watched: Watched, given: _Batches, n_steps: int, limit_s: float):
+        super().__init__(watched, n_steps, _end, Control())
+        self._given, self._limit_s = given, limit_s
+
+    def ended(self, seen: SeenLoader) -> None:
+        """Another epoch follows."""
+
+    def _is_training(self, seen: SeenLoader) -> bool:
+        """Whether it is the loader, and the epoch has enough batches left for all that follows, if any epoch has."""
+        if seen is not self._given.seen:
+            return False
+        length = seen.traits.n_batches or 0
+        needed = KEPT + n_ahead(seen) + getattr(self._given.loader, "batches_in_flight", 0) + _LEAST
+        return length < needed or length - len(seen.epochs[-1].batches) >= needed
+
+    def _n_observed(self, seen: SeenLoader) -> int:
+        if seen.n_batches == UNSETTLED:
+            noted = [batch for epoch in seen.epochs for batch in epoch.batches]
+            a_batch_s = max(1e-9, (noted[-1].received_s - noted[0].received_s) / (UNSETTLED - 1))
+            affordable = (self._limit_s / a_batch_s - UNSETTLED - KEPT) / 3  # in the loop, replayed, the loader alone
+            self._n_steps = min(self._n_steps, max(_LEAST, int(affordable)))
+        return self._n_steps
+
+    def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
+        """Also see for how much of it nothing was computed, which says more of loaders that nobody looks into."""
+        n_given = 0
+
+        def give_one() -> Any:
+            nonlocal n_given
+            data = give()
+            n_given += 1
+            return data
+
+        cores, cpu_s, began_s = core_time(), tree_cpu_s(), time.perf_counter()
+        super()._load_alone(seen, give_one)
+        if n_given < _LEAST:  # the epoch is over: nothing was waited for
+            return
+        wall_s, cpu_s = time.perf_counter() - began_s, cores.with_stolen(tree_cpu_s() - cpu_s)
+        loader = self._given.loader
+        n_workers = getattr(loader, "num_threads", None) or getattr(loader, "num_workers", None) or 1
+        seen.waiting = min(1.0, max(0.0, 1 - cpu_s / max(1e-9, wall_s * n_workers)))
 
 
-def _share_out_costs(parts: LoopParts, seconds: pd.Series, making: Making) -> Costs:
-    """Attribute the lost time: first to what takes the training process's own time, the rest to making batches."""
-    step, steady = seconds[STEP], max(seconds[TOGETHER], seconds[STEP])
-    start = parts.epochs.starting_s(steady - step)
-    copy = min(max(0.0, seconds[STEP_AND_COPY] - step), steady - step)
-    hand_over = min(_receiving_s(parts, seconds), steady - step - copy)
-    rest = steady - step - copy - hand_over
-    return Costs(
-        step=step, copy=copy, hand_over=hand_over, fetch=rest * making.waiting, prepare=rest * (1 - making.waiting),
-        start=start, together=steady + start, making=making.seconds, waiting=making.waiting,
-        step_cpu=statistics.median(parts.step_cpu_s),
-    )  # fmt: skip
+_LEAST = 4  # batches
 
 
-def _receiving_s(parts: LoopParts, seconds: pd.Series) -> float:
-    """Receiving is a separate cost only if batches are made elsewhere; otherwise it is the making itself."""
-    if parts.torch_loader is not None:
-        return seconds[RECEIVE] if parts.torch_loader.num_workers else 0.0
-    works_ahead = seconds[RECEIVE] < seconds[LOADER] / 2
-    return seconds[RECEIVE] if works_ahead else 0.0
-
-
-def _make_frame(table: pd.DataFrame, n: int, parts: LoopParts) -> pd.DataFrame:
-    rows = [
-        {
-            "variant": name, "round": number, "order": order, "is_warmup": False, "n_images": n * parts.n_images,
-            "steady_s": n * seconds,
-            "images_per_s": parts.n_images / seconds if seconds else float("inf"),  # receiving can take no time
-        }
-        for number, found in table.iterrows()
-        for order, (name, seconds) in enumerate(found.items())
-    ]  # fmt: skip
-    own = {"batch_size": parts.n_images, "num_workers": getattr(parts.innermost, "num_workers", 0)}
-    return make_frame(rows, experiment="diagnose", baseline=TOGETHER, rung=False, **own)
+def _make_frame(accounts: Accounts, rounds: int, n_images: float) -> Any:
+    """Rows as of `compare`, by neighboring batches: of the loop, and of the step alone."""
+    rows = list[dict[str, Any]]()
+    for name, phase in (("loader and step", "training"), ("step", REPLAY)):
+        turns = accounts.of(phase)
+        each_s = [turn.step_s + (turn.wait_s if phase == "training" else 0.0) for turn in turns]
+        for number, of_round in enumerate(np.array_split(each_s, min(rounds, len(each_s)) or 1)):
+            seconds = max(1e-9, float(of_round.sum()))
+            rows.append({
+                "variant": name, "round": number, "order": len(rows), "is_warmup": False, "steady_s": seconds,
+                "n_images": len(of_round) * n_images, "images_per_s": len(of_round) * n_images / seconds,
+            })  # fmt: skip
+    own = {"batch_size": n_images, "num_workers": accounts.loader.traits.num_workers or 0}
+    return make_frame(rows, experiment="diagnose", baseline="loader and step", rung=False, **own)

@@ -7,102 +7,36 @@ import json
 import math
 import os
 import statistics
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from labkit.errors import NothingSeen
-from labkit.measure.statistics import speedup_interval
-from labkit.measure.usage import CoreTime
+from labkit.util.arguments import REPORT_VERSION
 from labkit.util.files import write_atomic
+from labkit.util.machine import environment
 from labkit.util.pictures import png_base64
-from labkit.watching.advice import MIN_SHARE, Costs, Recommendation, advise
-from labkit.watching.observe import FEW, REPLAY, Batch, Epoch, Observer, SeenLoader, describe_nothing
-from labkit.watching.timings import BatchTiming, DeviceTimes
+from labkit.watching.accounts import Accounts, costs_of, find_accounts
+from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise
+from labkit.watching.batches import BatchFacts
+from labkit.watching.epochs import describe_pace, figures_of
+from labkit.watching.flames import flame_graph
+from labkit.watching.gains import LEAST_S, LINES_TOLD, lines_table, told_line
+from labkit.watching.lines import MAKING, STEP, Stack, lines_of, short_path
+from labkit.watching.observe import Observer, describe_nothing
+from labkit.watching.resources import Resources, place_of
+from labkit.watching.runs import blocks_of, ceiling_interval
+from labkit.watching.seen import FEW, REPLAY, Epoch
 
-SHARES = ("compute", "fetch", "prepare", "copy", "hand-over", "start")
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What `diagnose` found.
-
-    Attributes:
-        shares: Share of the wall time by cause, in sum 1: `compute`, and what training waits for: `fetch` (storage),
-            `prepare` (decoding, augmenting, collating), `copy` (to the device), `hand-over` (from workers), `start` (of
-            an epoch: workers that start again).
-        ceiling: How much faster training would be if data were free (2.0: twice as fast).
-        ceiling_low, ceiling_high: Its 95 % interval over the rounds.
-        recommendation: The change with the largest expected gain.
-        recommendations: All changes that are worth it, the best first.
-        costs: Seconds per batch.
-        gpu_utilization: Share of the time, 0 to 1, in which the GPU ran a kernel; None if NVML does not answer.
-        cold: How many times as long the loader alone takes if its files are not in the page cache; None if they
-            cannot be evicted.
-        frame: The runs behind these numbers, as `compare` returns them.
-        spans: The host's last round of training, what it waited for and its steps: `plot_timeline` draws it, and
-            `save_trace` saves it. On a GPU a step may end here before its kernels do.
-    """
-
-    shares: dict[str, float]
-    ceiling: float
-    ceiling_low: float
-    ceiling_high: float
-    recommendations: list[Recommendation]
-    costs: Costs
-    gpu_utilization: float | None
-    cold: float | None
-    frame: pd.DataFrame
-    spans: pd.DataFrame
-
-    @property
-    def recommendation(self) -> Recommendation:
-        return self.recommendations[0]
-
-    @property
-    def sentences(self) -> list[str]:
-        """The result in words."""
-        return [describe_waiting(self.shares), _describe_ceiling(self), str(self.recommendation)]
-
-    def plot(self, ax: Any = None) -> Any:
-        """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
-        return plot_costs(self.costs, f"ceiling: {self.ceiling:.2f}x", ax)
-
-    def __repr__(self) -> str:
-        return "\n".join(self.sentences)
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        from matplotlib.figure import Figure
-
-        from labkit.measure.plots import WIDTH_IN
-        from labkit.util.pictures import png_base64
-
-        figure = Figure(figsize=(WIDTH_IN, 2.6), layout="constrained")
-        self.plot(ax=figure.add_subplot())
-        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f'<img alt="{escape(self.sentences[0])}" src="data:image/png;base64,{png_base64(figure)}">{words}'
-
-
-def plot_costs(costs: Costs, title: str, ax: Any = None) -> Any:
-    """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
-    from labkit.measure.plots import plot_stalls, write_title
-
-    parts = {"compute": costs.step, **costs.lost_s}
-    rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
-    rows.append({"variant": "if data were free", "stage": "compute", "seconds": costs.step})
-    ax = plot_stalls(pd.DataFrame(rows), ax=ax)
-    ax.set(xlabel="seconds per batch")
-    write_title(ax, title)
-    return ax
+SHARES = ("compute", *CAUSES)
+_affinity: Callable[[int], Iterable[int]] = getattr(os, "sched_getaffinity", lambda pid: ())  # macOS has none
 
 
 def describe_waiting(shares: dict[str, float]) -> str:
@@ -116,30 +50,23 @@ def describe_waiting(shares: dict[str, float]) -> str:
     return f"Training waits for its data {total:.0%} of the time: {parts}."
 
 
-def _describe_ceiling(found: Diagnosis) -> str:
-    within = f" [{found.ceiling_low:.2f}, {found.ceiling_high:.2f}]" if found.ceiling_low == found.ceiling_low else ""
-    words = f"Were data free, it would be {found.ceiling:.2f}x{within} as fast"
-    if found.gpu_utilization is not None:
-        words += f"; the GPU was busy {found.gpu_utilization:.0%} of the time that was measured"
-    if found.cold is not None and round(found.cold, 1) > 1:
-        words += f"; from a cold page cache the loader takes {found.cold:.1f}x as long"
-    return words + "."
-
-
 _NO_STEP = 1000  # times the step: a ceiling beyond it is no rate that training could reach
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WatchReport:
     """What a training waited for.
 
     Attributes:
-        shares: Share of the time by cause, in sum 1, as `Diagnosis` has them.
+        shares: Share of the wall time by cause, in sum 1: `compute`, and what training waits for: `fetch` (storage),
+            `prepare` (decoding, augmenting, collating), `copy` (to the device), `hand-over` (from workers), `start` (of
+            an epoch: workers that start again).
         ceiling: How much faster training would be if data were free.
         ceiling_low, ceiling_high: Its 95 % interval.
         is_bound: The ceiling was not measured by replaying batches. While workers and the step share the cores, the
             step looks longer than it is, and free data would bring at least this much.
-        recommendations: All changes that are worth it, the best first.
+        recommendations: All changes that are worth it, the best first. What they bring is left open where even free
+            data may bring nothing.
         costs: Seconds per batch.
         n_batches: Batches that the figures are from.
         loader_s: Seconds per batch of the loader alone; None if it was not measured.
@@ -151,6 +78,23 @@ class WatchReport:
         notes: What else should be known.
         command: The script and its arguments, without secrets.
         ranks: One row per process of a distributed training; None for a single one.
+        others_share: Share of the cores that other programs used.
+        lines: One row per line of code that the making of batches or the step was seen in, the largest first: `part`,
+            `share` of it, `what` (a transform, or a function that the line calls or is in), `path` and `number`; and
+            where the notebooks measured one, a `cure`, its `gain` (2.0: twice as fast) and the `notebook`.
+        stacks: Seconds of each stack that the lines are from: the page of `save_html` draws them.
+        samples: One row per sample of the slowest twenty: `sample` (its file or key, or its number), `seconds` (mean),
+            `share` of the making of all, and where it is an image file `bytes`, `format`, `width` and `height`.
+        slow: How many samples of how many are slow, and their share of the making; in a sentence, or empty.
+        blocks_s: Seconds per batch, by cause, of blocks of neighboring batches: by them runs are compared.
+        settings: Of the loader and the process, by name.
+        resources: What the training had of its machine.
+        batch: What a batch of the training is; None if it could not be looked at.
+        pace: `ready` (share of the batches that were, when they were asked for), percentiles of the step, `step_p50_ms`
+            and so on, and the seconds of its pauses, `validation_s` and `checkpoint_s`, which no other figure contains.
+        epochs: One row per finished epoch, as `Watched.epochs` gives them.
+        affinity: The cores that the process may use: others of the training share them, if they may use them, too.
+        observed_s: When it was observed from and until, by `time.perf_counter`, one clock for all processes on Linux.
     """
 
     shares: dict[str, float]
@@ -169,20 +113,84 @@ class WatchReport:
     notes: list[str] = field(default_factory=list)
     command: str = ""
     ranks: pd.DataFrame | None = None
+    others_share: float = 0.0
+    lines: pd.DataFrame = field(default_factory=lambda: lines_table({}))
+    samples: pd.DataFrame = field(default_factory=pd.DataFrame)
+    slow: str = ""
+    stacks: Mapping[Stack, float] = field(default_factory=dict)
+    blocks_s: dict[str, list[float]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)
+    batch: BatchFacts | None = None
+    pace: dict[str, float] = field(default_factory=dict)
+    epochs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    affinity: frozenset[int] = field(default_factory=lambda: frozenset(_affinity(0)))
+    observed_s: tuple[float, float] = (0.0, 0.0)
+
+    _few = FEW  # batches: with fewer it has no ceiling and no advice
+
+    def __post_init__(self) -> None:
+        if self.ceiling_low < 1 < self.ceiling:
+            object.__setattr__(self, "recommendations", [_left_open(change) for change in self.recommendations])
 
     @property
     def recommendation(self) -> Recommendation:
+        """The change with the largest expected gain."""
         return self.recommendations[0]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.all_sentences)
+
+    def _repr_html_(self) -> str:
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.all_sentences)
+        return _picture(lambda ax: self.plot(ax=ax), self.sentences[0]) + words
+
+    @property
+    def all_sentences(self) -> list[str]:
+        """The result, the lines that the time goes into, and the machine, in words."""
+        return [*self.sentences, *self.line_sentences, *self.resource_sentences]
 
     @property
     def sentences(self) -> list[str]:
         """The result in words."""
-        if self.n_batches < FEW:
+        if self.n_batches < self._few:
             seen = "1 batch was" if self.n_batches == 1 else f"{self.n_batches} batches were"
-            few = f"Only {seen} seen after the first: too few for a ceiling or advice."
-            few += f" Let the training take at least {FEW} steps."
+            few = f"Only {seen} seen without the first ones of each epoch: too few for a ceiling or advice."
+            few += f" Let the training take more steps, so that {FEW} are left."
             return [describe_waiting(self.shares), few, *self.notes]
-        return [describe_waiting(self.shares), self._describe_ceiling(), str(self.recommendation), *self.notes]
+        told = [describe_waiting(self.shares), self._describe_ceiling(), str(self.recommendation)]
+        return [*told, *self.pace_sentences, *self.batch_sentences, *self.notes]
+
+    @property
+    def batch_sentences(self) -> list[str]:
+        """What a batch is, and what to change of it."""
+        if self.batch is None:
+            return []
+        pin_share = (self.batch.pin_s or 0.0) / self.costs.together
+        is_dear = pin_share + self.shares["hand-over"] + self.shares["copy"] >= MIN_SHARE
+        has_workers, pins = bool(self.settings.get("num_workers")), bool(self.settings.get("pin_memory"))
+        return [*self.batch.sentences(is_dear=is_dear, pin_share=pin_share, has_workers=has_workers, pins=pins)]
+
+    @property
+    def pace_sentences(self) -> list[str]:
+        """How long steps take, how often a batch is ready, and what pauses took; one sentence, or none."""
+        ready = self.epochs.get("ready", pd.Series()).tolist()
+        works_ahead = self.settings.get("num_workers") != 0
+        told = describe_pace(self.pace, ready, works_ahead=works_ahead) if self.pace else ""
+        return [told] * bool(told)
+
+    @property
+    def line_sentences(self) -> list[str]:
+        """A sentence on the lines of each part, and one on slow samples."""
+        return [
+            f"{part.capitalize()} is {'; '.join(map(told_line, of_part.head(LINES_TOLD).to_dict('records')))}."
+            for part, of_part in self.lines.groupby("part", sort=False)
+        ] + [self.slow] * bool(self.slow)
+
+    @property
+    def resource_sentences(self) -> list[str]:
+        """What the training had of its machine, and what of it was scarce."""
+        return self.resources.sentences(self.shares, self.others_share)
 
     def _describe_ceiling(self) -> str:
         if self.ceiling > _NO_STEP:
@@ -202,7 +210,15 @@ class WatchReport:
         """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
         ceiling = f"at least {self._least:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
         ceiling = f"over {_NO_STEP}x" if self.ceiling > _NO_STEP else ceiling
-        return plot_costs(self.costs, f"ceiling: {ceiling}", ax)
+        from labkit.measure.plots import plot_stalls, write_title
+
+        parts = {"compute": self.costs.step, **self.costs.lost_s}
+        rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
+        rows.append({"variant": "if data were free", "stage": "compute", "seconds": self.costs.step})
+        ax = plot_stalls(pd.DataFrame(rows), ax=ax)
+        ax.set(xlabel="seconds per batch")
+        write_title(ax, f"ceiling: {ceiling}")
+        return ax
 
     @property
     def _least(self) -> float:
@@ -211,20 +227,22 @@ class WatchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain data, for JSON."""
-        best = self.recommendation
         return {
+            "schema_version": REPORT_VERSION,
             "shares": self.shares, "ceiling": self.ceiling, "ceiling_low": _finite(self.ceiling_low),
             "ceiling_high": _finite(self.ceiling_high), "ceiling_is_bound": self.is_bound,
-            "recommendation": {
-                "rung": best.rung, "action": best.action, "why": best.why, "speedup": best.speedup,
-                "speedup_low": best.speedup_low, "notebook": best.notebook, "settings": dict(best.settings),
-            },
+            "recommendation": asdict(self.recommendation),
             "recommendations": [str(each) for each in self.recommendations], "n_batches": self.n_batches,
-            "costs_s": {name: getattr(self.costs, name) for name in self.costs.__dataclass_fields__},
+            "costs_s": asdict(self.costs),
             "loader_s": self.loader_s, "cpu_share": self.cpu_share, "gpu_utilization": self.gpu_utilization,
-            "loaders": json.loads(self.loaders.to_json(orient="records")), "notes": self.notes,
-            "command": self.command,
-            "ranks": None if self.ranks is None else json.loads(self.ranks.to_json(orient="records")),
+            "loaders": _records(self.loaders), "notes": self.notes,
+            "command": self.command, "blocks_s": self.blocks_s, "settings": {"command": self.command, **self.settings},
+            "lines": _records(self.lines), "samples": _records(self.samples), "slow": self.slow,
+            "batch": None if self.batch is None else asdict(self.batch),
+            "pace": {name: _finite(value) for name, value in self.pace.items()},
+            "epochs": _records(self.epochs), "machine": environment(),
+            "others_share": self.others_share, "resources": asdict(self.resources),
+            "ranks": None if self.ranks is None else _records(self.ranks),
         }  # fmt: skip
 
     def save_json(self, path: Path | str) -> Path:
@@ -235,27 +253,96 @@ class WatchReport:
     def save_html(self, path: Path | str) -> Path:
         """Write one page that needs no other file, with the timeline."""
         title = escape(self.command or "labkit watch")
-        style = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+        style = (
+            "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
+            "img,svg{max-width:100%;height:auto}"
+        )
         page = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}'
             f"td,th{{padding:.2em .8em;text-align:right}}</style><h1>{title}</h1>{self._repr_html_()}"
             f"{_picture(self._plot_timeline, 'Timeline of the last steps')}"
-            f"{self.loaders.to_html(index=False, border=0, float_format='{:.4g}'.format, na_rep='')}</html>"
+            f"{self._lines_html()}{_html_of(self.loaders)}{_html_of(self.samples)}</html>"
         )
         write_atomic(Path(path), page.encode())
         return Path(path)
+
+    def _lines_html(self) -> str:
+        """Of each part its stacks as a picture, and the lines that it shows."""
+        found = ""
+        for part in (MAKING, STEP):
+            if not (rows := self.lines[self.lines["part"] == part].drop(columns="part")).empty:
+                rows = rows.assign(path=rows["path"].map(short_path))
+                found += f"<h2>What {part} is</h2>{flame_graph(self.stacks, part)}{_html_of(rows)}"
+        return found
 
     def _plot_timeline(self, ax: Any) -> None:
         from labkit.measure.plots import plot_timeline
 
         plot_timeline(last_spans(self.spans), ax=ax)
 
-    def __repr__(self) -> str:
-        return "\n".join(self.sentences)
 
-    def _repr_html_(self) -> str:
-        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return _picture(lambda ax: self.plot(ax=ax), self.sentences[0]) + words
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Diagnosis(WatchReport):
+    """What `diagnose` found: a `WatchReport`, whose ceiling is measured.
+
+    Attributes:
+        frame: The loop and the step alone, round by round, as `compare` returns runs.
+    """
+
+    frame: pd.DataFrame
+
+    _few = 0  # it has seen as many as it was asked to
+
+
+_N_SLOWEST = 20
+_SLOW, _OF_SLOWEST = 3.0, 0.1  # a slow sample: so many times the median, and so much of the slowest one
+
+
+def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]) -> dict[str, Any]:
+    """`samples` and `slow` of a report.
+
+    Args:
+        seconds: Index and seconds of each time that a sample was made.
+        name_of: The file or key of a sample, by its index.
+    """
+    if not seconds:
+        return {}
+    known = pd.DataFrame(seconds, columns=["index", "seconds"]).groupby("index")["seconds"].agg(["mean", "sum"])
+    known = known.sort_values("mean", ascending=False).assign(share=lambda of: of["sum"] / of["sum"].sum())
+    rows = [
+        {"sample": (name := name_of(row.Index)), "seconds": row.mean_s, "share": row.share, **_image_facts(name)}
+        for row in known.head(_N_SLOWEST).rename(columns={"mean": "mean_s"}).itertuples()
+    ]
+    least_s = max(_SLOW * known["mean"].median(), _OF_SLOWEST * known["mean"].max())
+    n_slow = int((known["mean"] > least_s).sum())
+    share, slow = known["share"].head(n_slow).sum(), ""
+    if share >= MIN_SHARE and known["sum"].head(n_slow).sum() >= LEAST_S:
+        told = ", ".join(map(_told_sample, rows[: min(n_slow, 3)]))
+        take = "takes" if n_slow == 1 else "take"
+        slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}."
+    return {"samples": pd.DataFrame(rows), "slow": slow}
+
+
+def _image_facts(name: str) -> dict[str, Any]:
+    """What the header of an image file says; nothing if it is none that is there."""
+    from PIL import Image
+
+    if not os.path.isfile(name):  # opening a pipe waits for who writes to it
+        return {}
+    with suppress(OSError, ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an image that Pillow finds too large
+        n_bytes = os.path.getsize(name)
+        with Image.open(name) as image:
+            kind = f"progressive {image.format}" if image.info.get("progressive") else image.format
+            return {"bytes": n_bytes, "format": kind, "width": image.width, "height": image.height}
+    return {}
+
+
+def _told_sample(row: dict[str, Any]) -> str:
+    told = f"{short_path(row['sample'])} {1e3 * row['seconds']:.3g} ms"
+    if "format" not in row:
+        return told
+    return f"{told} ({row['format']}, {row['width']} x {row['height']}, {row['bytes'] / 1e6:.2g} MB)"
 
 
 def last_spans(spans: pd.DataFrame, n_batches: int = 12) -> pd.DataFrame:
@@ -266,6 +353,15 @@ def last_spans(spans: pd.DataFrame, n_batches: int = 12) -> pd.DataFrame:
     begin_s = hosts.loc[hosts["batch"] > hosts["batch"].max() - n_batches, "start_s"].min()
     kept = spans[spans["end_s"] > begin_s]
     return kept.assign(start_s=(kept["start_s"] - begin_s).clip(lower=0), end_s=kept["end_s"] - begin_s)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as plain data; what is not a number is None."""
+    return json.loads(frame.to_json(orient="records"))
+
+
+def _html_of(frame: pd.DataFrame) -> str:
+    return "" if frame.empty else frame.to_html(index=False, border=0, float_format="{:.4g}".format, na_rep="")
 
 
 def _picture(draw: Any, words: str) -> str:
@@ -282,284 +378,80 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-_LEAST_S = 1e-9  # what the clock can tell: nothing is left of a step whose time is all that of copies
-_UNSETTLED = 3  # batches in which a training compiles, chooses algorithms and allocates
-_FEW_AT_REST = 5  # batches: with fewer, a worker's last one decides
-_MOST_BLOCKS = 20
-_LEAST_OF_BLOCK = 3  # batches
-
-
-class _Ready(NamedTuple):
-    """When a batch was ready, and whether its worker made no other one when it was asked for."""
-
-    end_s: float
-    at_rest: bool
-
-
-class StepTiming(NamedTuple):
-    """One batch and its step; seconds.
-
-    wait_s: For all loaders that the step takes batches from.
-    hand_over_s: Of it, with the batch ready.
-    step_s: Until the next batch is asked for, without what other loops within it took.
-    step_cpu_s: Processor seconds of the process meanwhile.
-    """
-
-    wait_s: float
-    hand_over_s: float
-    step_s: float
-    step_cpu_s: float
-    phase: str
-
-
-@dataclass(frozen=True)
-class Accounts:
-    """What is known of the training.
-
-    loader: The one that most of its batches came from.
-    turns: Its batches and their steps, without the first ones of each epoch.
-    made_by: Its batches as they were made, by worker; -1: the training process.
-    """
-
-    loader: SeenLoader
-    turns: list[StepTiming]
-    made_by: dict[int, list[BatchTiming]]
-
-    @property
-    def starts_s(self) -> list[float]:
-        """Seconds from the beginning of each epoch to its first batch."""
-        return [each.batches[0].received_s - each.began_s for each in self.loader.epochs if each.batches]
-
-    @property
-    def made(self) -> list[BatchTiming]:
-        return [made for of_worker in self.made_by.values() for made in of_worker]
-
-    def of(self, phase: str) -> list[StepTiming]:
-        return [turn for turn in self.turns if turn.phase == phase]
-
-
-def find_accounts(observer: Observer) -> Accounts | None:
-    """The accounts of the training; None if fewer than two batches were asked for."""
-    training = observer.training or observer.loaders
-    loader = max(training, key=lambda each: each.n_batches, default=None)
-    if loader is None or loader.n_batches < 2:
-        return None
-    made, ends = _made_of(loader, observer)
-    beside = _waits([each for each in training if each is not loader])
-    apart = _loops([each for each in observer.loaders if each not in training])
-    return Accounts(loader, _settled(loader, ends, beside, apart), made)
-
-
-def _settled(loader: SeenLoader, ends: dict[Batch, _Ready], beside: "_Spent", apart: "_Spent") -> list[StepTiming]:
-    """The turns of all epochs, without the first ones of each."""
-    answering_s, turns = _answering_s(ends), list[StepTiming]()
-    for number, epoch in enumerate(loader.epochs):
-        of_epoch = list(_turns(epoch, answering_s, beside, apart))
-        turns += of_epoch[_n_unsettled(loader, number) :] or of_epoch[1:]
-    return turns
-
-
-def _n_unsettled(loader: SeenLoader, epoch: int) -> int:
-    """Batches at the beginning of an epoch that say nothing of the others."""
-    return max(1, loader.traits.num_workers or 0) + (0 if epoch else _UNSETTLED)
-
-
-def _made_of(loader: SeenLoader, observer: Observer) -> tuple[dict[int, list[BatchTiming]], dict[Batch, _Ready]]:
-    """How its batches were made, by worker, and for each that is known when it was ready."""
-    times, ends = observer.times(loader), dict[Batch, _Ready]()
-    made: dict[int, list[BatchTiming]] = defaultdict(list)
-    for number, epoch in enumerate(loader.epochs):
-        of_workers = times.get(number - epoch.number, {})
-        own = {worker: [each for each in of if each.epoch == epoch.number] for worker, of in of_workers.items()}
-        ends |= _ready_in(epoch, own)
-        for worker, of_worker in [*own.items(), (-1, epoch.made_here)]:
-            made[worker] += of_worker
-    return made, ends
-
-
-def _ready_in(epoch: Epoch, made: dict[int, list[BatchTiming]]) -> dict[Batch, _Ready]:
-    """When the batches of an epoch were ready: each worker's in the order in which it made them."""
-    in_order, found = {worker: iter(of_worker) for worker, of_worker in made.items()}, {}
-    for batch in epoch.batches:
-        if batch.phase != REPLAY and batch.worker in in_order and (of_it := next(in_order[batch.worker], None)):
-            found[batch] = _Ready(of_it.end_s, _rests(made[batch.worker], batch.asked_s))
-    return found
-
-
-def _rests(made: list[BatchTiming], at_s: float) -> bool:
-    """Whether a worker makes no batch at a time."""
-    last = bisect_right(made, at_s, key=lambda each: each.start_s) - 1
-    return last < 0 or made[last].end_s <= at_s
-
-
-def _answering_s(ends: dict[Batch, _Ready]) -> float:
-    """What receiving a batch takes in addition to its unpickling, from a worker that rests; 0 if they hardly ever do.
-
-    One that makes another batch answers late, which is a matter of the making.
-    """
-    at_rest_s = [
-        max(0.0, batch.received_s - batch.asked_s - batch.loaded_s)
-        for batch, ready in ends.items()
-        if ready.at_rest and ready.end_s <= batch.asked_s
-    ]
-    return statistics.median(at_rest_s) if len(at_rest_s) >= _FEW_AT_REST else 0.0
-
-
-def _turns(epoch: Epoch, answering_s: float, beside: "_Spent", apart: "_Spent") -> Iterator[StepTiming]:
-    """The batches of an epoch with their steps.
-
-    Args:
-        answering_s: What receiving a batch takes in addition to its unpickling. A batch that came before its turn was
-            unpickled while another was waited for, and is counted there.
-        beside: Waits for loaders that the same steps take batches from.
-        apart: Loops over all other loaders.
-    """
-    for number, batch in enumerate(epoch.batches):
-        following = epoch.batches[number + 1] if number + 1 < len(epoch.batches) else None
-        until_s = following.asked_s if following else epoch.ended_s
-        if until_s is None:  # the loop was left, or the training ended
-            return
-        wait_s, gap_s = batch.received_s - batch.asked_s, until_s - batch.received_s
-        theirs_s = beside.within(batch.received_s, until_s)
-        step_s = gap_s - theirs_s - apart.within(batch.received_s, until_s)
-        cpu_s = following.cpu_asked_s - batch.cpu_received_s if following else float("nan")
-        hand_over_s = min(wait_s, max(0.0, batch.loaded_s) + answering_s)
-        yield StepTiming(wait_s + theirs_s, hand_over_s, max(0.0, step_s), cpu_s, batch.phase)
-
-
-class _Spent:
-    """Seconds that were spent on other loaders, by when they began."""
-
-    def __init__(self, spans: list[tuple[float, float]]):
-        spans = sorted(spans)
-        self._starts = np.array([start_s for start_s, _ in spans])
-        self._until = np.concatenate([[0.0], np.cumsum([end_s - start_s for start_s, end_s in spans])])
-
-    def within(self, start_s: float, end_s: float) -> float:
-        first, last = np.searchsorted(self._starts, (start_s, end_s))
-        return float(self._until[last] - self._until[first])
-
-
-def _waits(loaders: list[SeenLoader]) -> _Spent:
-    batches = (batch for loader in loaders for epoch in loader.epochs for batch in epoch.batches)
-    return _Spent([(batch.asked_s, batch.received_s) for batch in batches])
-
-
-def _loops(loaders: list[SeenLoader]) -> _Spent:
-    """Whole epochs: such as a validation in the middle of a training epoch."""
-    epochs = (epoch for loader in loaders for epoch in loader.epochs if epoch.batches)
-    return _Spent([(each.began_s, each.ended_s or each.batches[-1].received_s) for each in epochs])
-
-
-def costs_of(accounts: Accounts, device: DeviceTimes) -> Costs:
-    """Seconds per batch, by cause; the step is the replayed one where there is one, and else as it was seen."""
-    turns, replayed = accounts.of("training"), accounts.of(REPLAY)
-    wait_s, hand_over_s = _mean(turns, "wait_s"), _mean(turns, "hand_over_s")
-    steady_s, seen_s = wait_s + _mean(turns, "step_s"), _mean(turns, "step_s")
-    if device.idle_s and wait_s > 0:  # the device still computed during the rest of the wait
-        idle_s = min(wait_s, statistics.fmean(device.idle_s))
-        hand_over_s, seen_s, wait_s = hand_over_s * idle_s / wait_s, seen_s + wait_s - idle_s, idle_s
-    n_batches = max(1, accounts.loader.n_batches)
-    copy_s = min(seen_s, sum(device.copy_s) / n_batches)
-    step_s = min(seen_s - copy_s, _mean(replayed, "step_s")) if replayed else seen_s - copy_s
-    step_s = max(_LEAST_S, step_s)
-    waiting, making_s = (
-        _waiting_share(accounts.made),
-        statistics.fmean([each.end_s - each.start_s for each in accounts.made] or [wait_s]),
-    )
-    rest_s = max(0.0, steady_s - step_s - copy_s - hand_over_s)
-    start_s = _start_s(accounts, wait_s)
-    return Costs(
-        step=step_s, copy=copy_s, hand_over=hand_over_s, fetch=rest_s * waiting, prepare=rest_s * (1 - waiting),
-        start=start_s, together=max(step_s, steady_s + start_s),
-        making=making_s if accounts.made else None, waiting=waiting,
-        step_cpu=_mean(replayed or turns, "step_cpu_s"),
-    )  # fmt: skip
-
-
-def ceiling_interval(accounts: Accounts, costs: Costs) -> tuple[float, float]:
-    """95 % interval of `together` over `step`, from blocks of neighboring batches."""
-    turns, replayed = accounts.of("training"), accounts.of(REPLAY)
-    together = [max(_LEAST_S, mean_s) for mean_s in _block_means([turn.wait_s + turn.step_s for turn in turns])]
-    scale = costs.together / statistics.fmean(together) if together else 1.0  # with the starts of epochs
-    if replayed:
-        low, high = speedup_interval(np.array(together) * scale, np.array(_step_blocks(replayed)))
-    else:
-        steps = _step_blocks(turns)
-        factor = statistics.fmean(steps) / costs.step if steps else 1.0  # copies and the device's part
-        low, high = speedup_interval(np.array(together) / np.array(steps) * scale * factor)
-    point = costs.together / costs.step
-    return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
-
-
-def _step_blocks(turns: list[StepTiming]) -> list[float]:
-    return [max(_LEAST_S, mean_s) for mean_s in _block_means([turn.step_s for turn in turns])]
-
-
-def _block_means(seconds: list[float]) -> list[float]:
-    n_blocks = min(_MOST_BLOCKS, len(seconds) // _LEAST_OF_BLOCK)
-    return [float(block.mean()) for block in np.array_split(seconds, n_blocks)] if n_blocks >= 2 else seconds
-
-
-def _mean(turns: list[StepTiming], name: str) -> float:
-    known = [value for turn in turns if not math.isnan(value := getattr(turn, name))]
-    return statistics.fmean(known or [0.0])
-
-
-def _waiting_share(made: list[BatchTiming]) -> float:
-    """Share of the making in which nothing was computed."""
-    wall_s, busy_s = sum(each.end_s - each.start_s for each in made), sum(each.busy_s for each in made)
-    return min(1.0, max(0.0, 1 - busy_s / wall_s)) if wall_s > 0 else 0.0
-
-
-def _start_s(accounts: Accounts, wait_s: float) -> float:
-    """Seconds per batch that starting an epoch costs: as later ones did, or the first if all start like it."""
-    traits, starts_s = accounts.loader.traits, accounts.starts_s
-    if len(starts_s) == 1 and not traits.starts_workers:
-        return 0.0  # the only one: later epochs do not open files and start workers again
-    length = traits.n_batches or max(len(epoch.batches) for epoch in accounts.loader.epochs)
-    return max(0.0, statistics.median(starts_s[1:] or starts_s) - wait_s) / length
-
-
 _SPAN_BATCHES = 200  # of the end of the training, in the timeline
 
 
 def make_report(
-    observer: Observer, used: CoreTime, seconds: float, *, loader_s: float | None, command: str
+    observer: Observer, *, cpu_share: float | None, others_share: float, epochs: list[dict[str, float]], **known: Any
 ) -> WatchReport:
     """What the training waited for.
 
     Args:
         observer: What it noted.
-        used, seconds: Of all cores, and of the clock, since it began.
-        loader_s: Seconds per batch of the loader alone, if it was measured.
-        command: The script and its arguments.
+        cpu_share, others_share: Of the cores, since it began.
+        epochs: The figures of each finished epoch.
+        known: Further fields of `WatchReport`.
 
     Raises:
         NothingSeen: fewer than two batches were asked for.
     """
-    accounts = find_accounts(observer)
+    accounts, stacks = find_accounts(observer), observer.stacks()
     if accounts is None or not accounts.of("training"):
         raise NothingSeen(describe_nothing(observer))
     with np.errstate(all="ignore"):  # the script may have made NumPy raise
         costs = costs_of(accounts, observer.device)
-        low, high = ceiling_interval(accounts, costs)
-    busy = observer.device.busy
+        blocks = blocks_of(accounts, costs)
+        low, high = ceiling_interval(accounts, costs, blocks)
+    batch = accounts.loader.batch
+    if batch is not None and accounts.loader.n_pinned:
+        batch = replace(batch, pin_s=accounts.loader.pinned_s / accounts.loader.n_pinned)
+    import torch  # by now the script has imported it
+
+    busy, loader, n_threads = observer.device.busy, accounts.loader, torch.get_num_threads()
     return WatchReport(
         shares={"compute": costs.step / costs.together, **costs.lost}, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
-        recommendations=advise(costs, accounts.loader.traits), costs=costs,
-        n_batches=len(accounts.of("training")), loader_s=loader_s, loaders=_table(observer, accounts),
-        spans=_spans(accounts),
-        cpu_share=min(1.0, used.busy_s / seconds / (os.cpu_count() or 1)) if used.busy_s else None,
-        gpu_utilization=statistics.fmean(busy) if busy else None, notes=[*_notes(accounts), *observer.failed],
-        command=command,
+        recommendations=advise(costs, loader.traits, accounts.in_line_s), costs=costs,
+        n_batches=len(accounts.of("training")), loaders=_table(observer, accounts), spans=_spans(accounts),
+        cpu_share=cpu_share, others_share=others_share, stacks=stacks, lines=lines_table(lines_of(stacks)),
+        **slow_samples(observer.samples(loader, settled=True), loader.name_of),
+        gpu_utilization=statistics.fmean(busy) if busy else None,
+        notes=[*_notes(accounts), *observer.failed, *observer.hung],
+        blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
+        batch=batch, pace=figures_of(observer, accounts), epochs=pd.DataFrame(epochs),
+        resources=observer.resources.read(
+            torch_threads=n_threads, num_workers=loader.traits.num_workers or 0,
+            worker_threads=observer.threads(loader), step_queued=accounts.step_queued,
+            making_queued=accounts.making_queued, **place_of(loader.places),
+        ), **known,
     )  # fmt: skip
 
 
+def _left_open(change: Recommendation) -> Recommendation:
+    """The change, with what it brings left open."""
+    if change.speedup <= 1:
+        return change
+    return replace(change, speedup=1.0, why=f"{change.why}; what it brings, more steps would tell")
+
+
+def _idle_workers(accounts: Accounts) -> str:
+    """Workers that made no batch, and why; empty if all did, or if some may yet."""
+    loader, made = accounts.loader, accounts.made_by
+    idle, busy = ([each for each in sorted(made) if each >= 0 and bool(made[each]) is has] for has in (False, True))
+    n_ahead = (loader.traits.num_workers or 0) * (loader.traits.prefetch_factor or 1)
+    is_over = any(epoch.ended_s is not None or len(epoch.batches) > n_ahead for epoch in loader.epochs)
+    if not (idle and busy and is_over):
+        return ""
+    names = f"Worker {idle[0]}" if len(idle) == 1 else f"Workers {', '.join(map(str, idle[:-1]))} and {idle[-1]}"
+    said = f"{names} of {len(idle) + len(busy)} made no batch: num_workers={len(busy)} does the same"
+    if loader.traits.n_batches is not None:
+        return f"{said}, as an epoch has {loader.traits.n_batches} batch{'es' * (loader.traits.n_batches != 1)}."
+    return f"{said}, or give the data set more shards, and each worker its own by torch.utils.data.get_worker_info()."
+
+
 def _notes(accounts: Accounts) -> list[str]:
-    notes = []
-    if not accounts.loader.trains:
+    notes = [idle] if (idle := _idle_workers(accounts)) else []
+    if not accounts.loader.trains and not accounts.of(REPLAY):
         notes.append("No optimizer of torch stepped between batches: this may not be the loader of the training.")
     threads = {epoch.thread for epoch in accounts.loader.epochs}
     if len(threads) > 1:
@@ -568,39 +460,30 @@ def _notes(accounts: Accounts) -> list[str]:
 
 
 def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:
+    """Of each loader what it is, how long a batch was waited for, but for the first of epochs, and how one was made."""
     rows = []
     for loader in (each for each in observer.loaders if each.n_batches):
         is_main = loader is accounts.loader
         made = accounts.made if is_main else [made for epoch in loader.epochs for made in epoch.made_here]
-        role = "training" if is_main else "training, too" if loader.trains else "other"
-        rows.append({**_counts(loader, role), **_wait_counts(loader), **_making(made)})
+        batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] or epoch.batches]
+        wall_s, collate_s = _mean(each.end_s - each.start_s for each in made), _mean(each.collate_s for each in made)
+        storage_s = max(0.0, wall_s - _mean(each.busy_s for each in made))
+        rows.append({
+            "loader": f"{loader.kind} {loader.number}",
+            "role": "training" if is_main else "training, too" if loader.trains else "other",
+            "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
+            "wait_ms": 1e3 * _mean(each.received_s - each.asked_s for each in batches),
+            "ready": _mean(each.ready for each in batches if each.ready is not None),
+            "storage_ms": 1e3 * storage_s if made else math.nan,
+            "getitem_ms": 1e3 * max(0.0, wall_s - collate_s - storage_s) if made else math.nan,
+            "collate_ms": 1e3 * collate_s,
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _counts(loader: SeenLoader, role: str) -> dict[str, Any]:
-    return {
-        "loader": f"{loader.kind} {loader.number}", "role": role,
-        "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
-    }  # fmt: skip
-
-
-def _wait_counts(loader: SeenLoader) -> dict[str, float]:
-    """Milliseconds that a batch was waited for, without the first ones of epochs, and how many were ready then."""
-    batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] or epoch.batches]
-    ready = [batch.ready for batch in batches if batch.ready is not None]
-    wait_s = statistics.fmean([each.received_s - each.asked_s for each in batches])
-    return {"wait_ms": 1e3 * wait_s, "ready": statistics.fmean(ready) if ready else float("nan")}
-
-
-def _making(made: list[BatchTiming]) -> dict[str, float]:
-    """Milliseconds of the parts of a batch, where it was made."""
-    if not made:
-        return dict.fromkeys(("storage_ms", "getitem_ms", "collate_ms"), float("nan"))
-    wall_s = statistics.fmean([each.end_s - each.start_s for each in made])
-    collate_s = statistics.fmean([each.collate_s for each in made])
-    storage_s = max(0.0, wall_s - statistics.fmean([each.busy_s for each in made]))
-    parts = {"storage": storage_s, "getitem": max(0.0, wall_s - collate_s - storage_s), "collate": collate_s}
-    return {f"{name}_ms": 1e3 * seconds for name, seconds in parts.items()}
+def _mean(values: Iterable[float]) -> float:
+    known = [*values]
+    return statistics.fmean(known) if known else math.nan
 
 
 def _spans(accounts: Accounts) -> pd.DataFrame:

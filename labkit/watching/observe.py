@@ -5,20 +5,44 @@ program imports them.
 """
 
 import functools
+import os
 import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
-from labkit.watching.advice import LoaderTraits
-from labkit.watching.timings import BatchTiming, DeviceTimes, TimedWorker, read_times, start_timing
+from labkit.watching.batches import look_at
+from labkit.watching.device_times import DeviceTimes
+from labkit.watching.lines import STEP, Stack, calls_asking, read_stacks
+from labkit.watching.resources import ResourceWatch, data_places
+from labkit.watching.seen import FEW, MOST_NOTED, Batch, Control, Epoch, Known, SeenLoader
+from labkit.watching.stalls import Doing, StallWatch
+from labkit.watching.timings import (
+    MOST_SAMPLE_BYTES,
+    BatchTiming,
+    Noted,
+    Samples,
+    TimedWorker,
+    answered,
+    asking,
+    line_sampler,
+    one_by_one,
+    read_samples,
+    read_threads,
+    read_times,
+    run_queue_s,
+    samples_of,
+    start_timing,
+    timed_pickler,
+)
+from labkit.watching.traits import LoaderTraits, names_of
 
 Change = Callable[[ModuleType], object]
 
@@ -81,98 +105,8 @@ class WhenImported:
                 self.failed.append(f"{module.__name__} is of a version that is not known: {error!r}")
 
 
-REPLAY = "replay"  # the phase in which batches are repeated from memory
-FEW = 20  # batches: with fewer the figures are rough
-MOST_NOTED = 50_000  # batches of an epoch, in about 10 MB
-
-
-class Batch(NamedTuple):
-    """One batch that a training asked for; times by `time.perf_counter()`.
-
-    worker: Which worker made it; None if unknown, -1: this process.
-    ready: Batches that were ready when it was asked for; None if unknown.
-    n_steps: Steps of optimizers so far.
-    loaded_s: What unpickling took meanwhile, of this batch or of one that came before its turn, without waiting for
-        its worker to answer: one that makes another batch does so late.
-    phase: `"training"`, or what else the loop was made to do, such as `REPLAY`.
-    cpu_s: Processor seconds of the process so far, when it was asked for and when it was there.
-    """
-
-    asked_s: float
-    received_s: float
-    worker: int | None
-    ready: int | None
-    n_steps: int
-    cpu_asked_s: float
-    cpu_received_s: float
-    loaded_s: float
-    phase: str
-
-
-class Control:
-    """Decides what the loaders of an observed training give. This one lets them be."""
-
-    phase = "training"
-
-    def next(self, seen: "SeenLoader", give: Callable[[], Any]) -> Callable[[], Any]:
-        """Called before each batch; returns what gives it. `give` makes the loader's own next one."""
-        return give
-
-    def received(self, seen: "SeenLoader", data: Any) -> None:
-        """Called after each batch, before the training gets it."""
-
-    def ended(self, seen: "SeenLoader") -> None:
-        """Called when a loader has no more batches in this epoch."""
-
-
-@dataclass
-class Epoch:
-    """One pass of one iterator; `ended_s` is None while it runs, or if the loop left it early."""
-
-    began_s: float
-    thread: int
-    batches: list[Batch] = field(default_factory=list)
-    ended_s: float | None = None
-    made_here: list[BatchTiming] = field(default_factory=list)
-    number: int = 0  # of the epoch of its iterator, as its workers count them
-
-
-@dataclass
-class SeenLoader:
-    """A loader and its epochs.
-
-    number: In the order in which loaders are first iterated, from 0.
-    """
-
-    number: int
-    kind: str
-    traits: LoaderTraits
-    epochs: list[Epoch] = field(default_factory=list)
-    folders: dict[int, str] = field(default_factory=dict)  # of the workers' times, by the epoch that started them
-
-    @property
-    def trains(self) -> bool:
-        """Whether an optimizer stepped between its batches."""
-        return any(epoch.batches[-1].n_steps > epoch.batches[0].n_steps for epoch in self.epochs if epoch.batches)
-
-    @property
-    def n_batches(self) -> int:
-        return sum(len(epoch.batches) for epoch in self.epochs)
-
-
-class _Known:
-    """What is noted of objects that are not ours, without a mark on them."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[ref[Any], Any]] = {}
-
-    def get(self, thing: Any) -> Any:
-        """What was noted of it; None if nothing was."""
-        found = self._of.get(id(thing))
-        return found[1] if found is not None and found[0]() is thing else None
-
-    def put(self, thing: Any, value: Any) -> None:
-        self._of[id(thing)] = (ref(thing), value)
+_NAMED = 4  # loaders whose samples have names
+_MOST_IN_ALL = 200_000  # batches of a run, in some 70 MB
 
 
 class Observer:
@@ -182,15 +116,12 @@ class Observer:
     """
 
     def __init__(self) -> None:
-        self.loaders: list[SeenLoader] = []
         self.device = DeviceTimes()
-        self.control = Control()
-        self.n_steps = 0
+        self.stalls: StallWatch | None = None
         self._imports = WhenImported()
-        self._seen, self._epochs = _Known(), _Known()
         self._scratch: str | None = None
         self._undo = ExitStack()
-        self._lock = threading.Lock()
+        self.forget()
 
     @property
     def training(self) -> list[SeenLoader]:
@@ -202,64 +133,106 @@ class Observer:
         """What could not be observed, and why."""
         return self._imports.failed
 
+    @property
+    def hung(self) -> list[str]:
+        """What each stall looked like."""
+        return self.stalls.found if self.stalls is not None else []
+
     def start(self, more: Mapping[str, Change] = MappingProxyType({})) -> None:
         """Observe; also call `more` functions with the modules of these names."""
         self._undo.callback(self._imports.stop)
-        self._imports.start(
-            {
-                **more,
-                "torch": self._observe_device,
-                "torch.utils.data._utils.fetch": self._observe_making,
-                "torch.utils.data.dataloader": self._observe_loaders,
-                "torch.optim.optimizer": self._observe_steps,
-                "torchdata.stateful_dataloader.stateful_dataloader": self._observe_stateful,
-                "labkit.loading.batch_loader": self._observe_batch_loader,
-                "multiprocessing.queues": self._observe_queues,
-                "multiprocessing.resource_sharer": self._observe_memory,
-            }
-        )
+        iterators = "_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"
+        base, of_workers, of_torchdata = iterators  # torchdata's are torch's, except for how they start workers
+        self._imports.start({
+            **more,
+            "torch": self._observe_torch,
+            "torch.utils.data._utils.pin_memory": self._changing(("", "pin_memory", self._pinning)),
+            "torch.utils.data._utils.fetch": self._observe_making,
+            "torch.utils.data.dataloader": self._changing(
+                (base, "__init__", self._starting), (base, "_reset", self._resetting), (base, "__next__", self._giving),
+                (of_workers, "__init__", self._starting_workers),
+            ),
+            "torch.optim.optimizer": self._observe_steps,
+            "torchdata.stateful_dataloader.stateful_dataloader": self._changing(
+                (of_torchdata, "__init__", self._starting_workers)
+            ),
+            "labkit.loading.batch_loader": self._changing(("BatchLoader", "__iter__", self._iterating)),
+            "labkit.loading.seeding": self._changing(("SeededIndices", "__iter__", one_by_one)),
+            "multiprocessing.queues": self._changing(("", "_ForkingPickler", timed_pickler)),
+            "multiprocessing.resource_sharer": self._changing(("DupFd", "detach", answered)),
+        })  # fmt: skip
+
+    def watch_stalls(self, stall_s: float, terminal: Any) -> None:
+        """Say there what the training hangs in when it has got no batch for so long; from its first epoch on."""
+        self.stalls = StallWatch(stall_s, lambda: self.doing, terminal.tell, lambda: terminal.descriptor)
+        self.stalls.give_way()
 
     def stop(self) -> None:
         self._undo.close()
 
     def forget(self) -> None:
         """Begin again, in a forked process: what was seen so far is its parent's."""
-        self.loaders, self.n_steps, self.control = [], 0, Control()
-        self._seen, self._epochs, self._lock = _Known(), _Known(), threading.Lock()
+        self.loaders: list[SeenLoader] = []
+        self.saves: list[tuple[float, float, int]] = []  # of checkpoints: when they began and ended, and the thread
+        self.doing: Doing | None = None
+        self.main: SeenLoader | None = None  # the one to report on; None: the one of the training that gives most
+        self.n_steps, self.control, self.resources = 0, Control(), ResourceWatch()
+        self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
+        self._lock = threading.Lock()
+        self._n_noted = self._n_sample_bytes = 0
         self.device.forget()
 
     def times(self, loader: SeenLoader) -> dict[int, dict[int, list[BatchTiming]]]:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
         return {first: read_times(folder) for first, folder in loader.folders.items()}
 
-    def _observe_device(self, torch: ModuleType) -> None:
+    def threads(self, loader: SeenLoader) -> dict[str, int]:
+        """The most threads that a library computes with in one of its workers; before `stop`."""
+        return read_threads(loader.folder) if loader.folder else {}
+
+    def stacks(self) -> dict[Stack, float]:
+        """Seconds of each stack of the loaders that train, in this process and in the workers; before `stop`."""
+        loaders, found = self.training or self.loaders, defaultdict[Stack, float](float)
+        numbers = {loader.number for loader in loaders}
+        for (part, calls, loader), seconds in line_sampler().counted().items():
+            if loader in numbers:
+                found[Stack(part, calls)] += seconds
+        for folder in (folder for loader in loaders for folder in loader.folders.values()):
+            for stack, seconds in read_stacks(folder).items():
+                found[stack] += seconds
+        return found
+
+    def samples(self, loader: SeenLoader, *, settled: bool = False) -> Samples:
+        """Index and seconds of each sample that was made by itself; before `stop`.
+
+        Args:
+            loader: Whose samples.
+            settled: Leave out the first one of each process, which also does what is done once, such as imports.
+        """
+        here = [sample for epoch in loader.epochs for batch in epoch.samples for sample in samples_of(batch)]
+        of_processes = [here, *(each for folder in loader.folders.values() for each in read_samples(folder))]
+        return [sample for each in of_processes for sample in each[settled:]]
+
+    def _observe_torch(self, torch: Any) -> None:
         self._undo.callback(self.device.start())
+        saving = self._saving(torch.save)
+        for owner in (torch, torch.serialization):  # one function under two names, as pickle wants it
+            self.change(owner, "save", lambda _: saving)
 
     def _observe_making(self, fetch: ModuleType) -> None:
-        self._undo.callback(start_timing(self._made_here, fetch))
-
-    def _observe_loaders(self, dataloader: Any) -> None:
-        self.change(dataloader._BaseDataLoaderIter, "__init__", self._starting)
-        self.change(dataloader._BaseDataLoaderIter, "_reset", self._resetting)
-        self.change(dataloader._BaseDataLoaderIter, "__next__", self._giving)
-        self.change(dataloader._MultiProcessingDataLoaderIter, "__init__", self._starting_workers)
-
-    def _observe_stateful(self, stateful: Any) -> None:
-        """torchdata's iterators are torch's, except for how they start workers."""
-        self.change(stateful._StatefulMultiProcessingDataLoaderIter, "__init__", self._starting_workers)
+        self._undo.callback(start_timing(self._made_here, fetch, self.change))
 
     def _observe_steps(self, optimizer: Any) -> None:
         self._undo.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
 
-    def _observe_batch_loader(self, module: Any) -> None:
-        self.change(module.BatchLoader, "__iter__", self._iterating)
+    def _changing(self, *hooks: tuple[str, str, Callable[[Any], Any]]) -> Change:
+        """What puts hooks in the place of methods, by class (empty: of the module itself) and name."""
 
-    def _observe_queues(self, queues: Any) -> None:
-        self.change(queues, "_ForkingPickler", _timed_pickler)
+        def change(module: ModuleType) -> None:
+            for owner, name, hook in hooks:
+                self.change(getattr(module, owner) if owner else module, name, hook)
 
-    def _observe_memory(self, sharer: Any) -> None:
-        if hasattr(sharer, "DupFd"):  # not on Windows
-            self.change(sharer.DupFd, "detach", _answered)
+        return change
 
     def change(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
         """Put what `hook` makes of a method in its place, until `stop`."""
@@ -270,48 +243,88 @@ class Observer:
     def _stepped(self, *_: Any) -> None:
         self.n_steps += 1
 
-    def _made_here(self, made: BatchTiming) -> None:
-        if (epoch := _asking.epoch) is not None:
-            epoch.made_here.append(made)
+    def _made_here(self, made: BatchTiming, samples: Noted) -> None:
+        if (epoch := asking.epoch) is not None:
+            if len(epoch.made_here) < MOST_NOTED:
+                epoch.made_here.append(made)
+            if self._n_sample_bytes < MOST_SAMPLE_BYTES:
+                self._n_sample_bytes += len(samples)
+                epoch.samples.append(samples)
 
-    def _begin(self, loader: Any) -> tuple[SeenLoader, Epoch]:
-        epoch = Epoch(time.perf_counter(), threading.get_ident())
-        seen = self._seen.get(loader)
+    def seen(self, loader: Any) -> SeenLoader | None:
+        """What was noted of a loader, or of what stands for it."""
+        return self._seen.get(loader)
+
+    def noted(self, start: Callable[[], Iterator[Any]], loader: Any, stands_for_it: Any = None) -> Iterator[Any]:
+        """The batches of an epoch that starts now, noted as those of a loader; no hook need know that."""
+        seen, epoch = self._begin(loader, stands_for_it)
+        return _Noted(start(), lambda give: self._give(seen, epoch, give, None))
+
+    def _begin(self, loader: Any, stands_for_it: Any = None) -> tuple[SeenLoader, Epoch]:
+        epoch = Epoch(time.perf_counter(), threading.get_ident(), device_began=self.device.mark())
+        known = loader if stands_for_it is None else stands_for_it
+        seen = self._seen.get(known)
         if seen is None:
             with self._lock:
                 kind = type(loader).__name__
                 seen = SeenLoader(len(self.loaders), kind, _traits(loader))
+                seen.name_of = names_of(getattr(loader, "dataset", None))
+                seen.places = data_places(loader, seen.name_of(0))
                 self.loaders.append(seen)
-            self._seen.put(loader, seen)
+                self._forget_names()
+            self._seen.put(known, seen)
         seen.epochs.append(epoch)
+        with suppress(Exception):  # such as of a container that lets no more threads start
+            if not self.resources.runs:
+                self.resources.begin()
+            if not line_sampler().runs:
+                line_sampler().start()
+                self._undo.callback(line_sampler().stop)
+            if self.stalls is not None and not self.stalls.runs:
+                folder = self.folder()
+                self._undo.callback(self.stalls.start(folder and os.path.join(folder, "stacks")))
         return seen, epoch
+
+    def _forget_names(self) -> None:
+        """Those of old loaders, whose data sets may be long gone: all but the last few, and the last that trained."""
+        trained = [loader for loader in self.loaders if loader.trains]
+        for loader in self.loaders[:-_NAMED]:
+            if loader not in trained[-1:]:
+                loader.name_of = str
+
+    def _does(self, what: str, seen: SeenLoader, epoch: Epoch, worker: int | None, iterator: Any) -> None:
+        """What a stall would be a stall of; a new object each time."""
+        if self.stalls is not None:
+            self.doing = Doing(what, seen, len(epoch.batches), worker, None if iterator is None else ref(iterator))
 
     def _starting(self, original: Any) -> Any:
         """torch's iterators, also those that subclasses of its loader make for themselves, begin with their loader."""
 
         @functools.wraps(original)
-        def __init__(self: Any, loader: Any) -> None:
+        def __init__(iterator: Any, loader: Any) -> None:
             if not _is_part(loader):
-                observer._epochs.put(self, observer._begin(loader))
-            original(self, loader)
+                found = self._begin(loader)
+                self._epochs.put(iterator, found)
+                self._does("starts", *found, None, iterator)
+            original(iterator, loader)
 
-        observer = self
         return __init__
 
     def _starting_workers(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            own, folder = loader.worker_init_fn, None if _is_part(loader) else observer.folder()
+        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            own, folder = loader.worker_init_fn, None if _is_part(loader) else self.folder()
             loader.worker_init_fn = TimedWorker(own, folder) if folder else own
             try:
-                original(self, loader, *args, **kwargs)
+                original(iterator, loader, *args, **kwargs)
             finally:
                 loader.worker_init_fn = own
             if folder:
-                seen, _ = observer._epochs.get(self)
+                seen, _ = self._epochs.get(iterator)
                 seen.folders[len(seen.epochs) - 1] = folder
+                if (thread := getattr(iterator, "_pin_memory_thread", None)) is not None:
+                    self._pinning_for.put(thread, seen)
 
-        observer = self
         return __init__
 
     def folder(self) -> str | None:
@@ -330,62 +343,107 @@ class Observer:
 
     def _resetting(self, original: Any) -> Any:
         @functools.wraps(original)
-        def _reset(self: Any, loader: Any, first_iter: bool = False) -> Any:
-            before = observer._epochs.get(self)
-            if _is_part(loader):
-                pass
-            elif before is None or (not first_iter and before[1].batches):
-                seen, epoch = observer._begin(loader)
+        def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
+            before = self._epochs.get(iterator)
+            if not _is_part(loader) and (before is None or (not first_iter and before[1].batches)):
+                seen, epoch = self._begin(loader)
                 epoch.number = before[1].number + 1 if before else 0
-                observer._epochs.put(self, (seen, epoch))
-            return original(self, loader, first_iter)
+                self._epochs.put(iterator, (seen, epoch))
+            return original(iterator, loader, first_iter)
 
-        observer = self
         return _reset
 
     def _giving(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __next__(self: Any) -> Any:
-            found = observer._epochs.get(self)
+        def __next__(iterator: Any) -> Any:
+            found = self._epochs.get(iterator)
             if found is None:
-                return original(self)
+                return original(iterator)
             seen, epoch = found
-            return observer._give(seen, epoch, lambda: original(self), self)
+            return self._give(seen, epoch, lambda: original(iterator), iterator)
 
-        observer = self
         return __next__
+
+    def _saving(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.saves.append((began_s, time.perf_counter(), threading.get_ident()))
+
+        return save
+
+    def _pinning(self, original: Any) -> Any:
+        """What pins a batch, in torch's thread or where the batch is made; it calls itself for the parts of one."""
+
+        @functools.wraps(original)
+        def pin_memory(*args: Any, **kwargs: Any) -> Any:
+            if asking.pins:
+                return original(*args, **kwargs)
+            began_s, asking.pins = time.perf_counter(), True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                asking.pins = False
+                if (seen := self._pins_for()) is not None:
+                    seen.pinned_s, seen.n_pinned = seen.pinned_s + time.perf_counter() - began_s, seen.n_pinned + 1
+
+        return pin_memory
+
+    def _pins_for(self) -> SeenLoader | None:
+        """The loader whose batch this thread pins: the thread is its iterator's, or waits for the batch."""
+        if (seen := self._pinning_for.get(threading.current_thread())) is not None:
+            return seen
+        return next((each for each in self.loaders if any(of is asking.epoch for of in each.epochs[-1:])), None)
 
     def _iterating(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __iter__(self: Any) -> Iterator[Any]:
-            seen, epoch = observer._begin(self)
-            return _Noted(original(self), lambda give: observer._give(seen, epoch, give, None))
+        def __iter__(loader: Any) -> Iterator[Any]:
+            return self.noted(lambda: original(loader), loader)
 
-        observer = self
         return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
-        outer, _asking.epoch, _asking.loaded_s = _asking.epoch, epoch, 0.0
+        outer, asking.epoch, asking.loaded_s = asking.epoch, epoch, 0.0
         idle = self.device.asked()
-        asked_s, cpu_asked_s = time.perf_counter(), time.process_time()
+        self._does("waits", seen, epoch, worker, iterator)
+        lines = line_sampler()
+        lines.end(is_left=not epoch.loop)  # the first batch of an epoch ends no step
+        lines.loader = seen.number
+        queued_asked_s, asked_s, cpu_asked_s = run_queue_s(), time.perf_counter(), time.process_time()
         try:
             data = give()
         except StopIteration:
-            epoch.ended_s = asked_s
+            epoch.ended_s, epoch.device_ended, self.doing = asked_s, self.device.mark(), None
             self.control.ended(seen)
             raise
         finally:
             received_s, cpu_s = time.perf_counter(), time.process_time()
-            _asking.epoch = outer
+            asking.epoch = outer
         phase = self.control.phase
         self.control.received(seen, data)
         self.device.received(idle)
-        if len(epoch.batches) < MOST_NOTED:
-            own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, _asking.loaded_s, phase
+        self.resources.look(received_s)
+        queued_s = run_queue_s()
+        if not epoch.loop:  # the first batch, which is in no figure
+            epoch.loop = calls_asking(sys._getframe())
+            if len(seen.epochs) <= _LOOKS:
+                seen.batch = look_at(data)
+        if self._n_noted < _MOST_IN_ALL and len(epoch.batches) < MOST_NOTED:
+            self._n_noted += 1
+            own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
             epoch.batches.append(Batch(asked_s, received_s, *own))
+        self._does("steps", seen, epoch, worker, iterator)
+        lines.loader, lines.loop = seen.number, epoch.loop
+        lines.begin(STEP)
         return data
+
+
+_LOOKS = 3  # epochs whose first batch is looked at
 
 
 def _is_part(loader: Any) -> bool:
@@ -398,44 +456,6 @@ def _traits(loader: Any) -> LoaderTraits:
         return LoaderTraits.of(loader)
     except Exception:  # it asks the script's own data sets and samplers, which need not answer
         return LoaderTraits()
-
-
-class _Asking(threading.local):
-    """The epoch whose next batch this thread waits for, to which a batch that it makes itself belongs."""
-
-    epoch: Epoch | None = None
-    loaded_s = 0.0
-
-
-_asking = _Asking()
-
-
-def _timed_pickler(pickler: Any) -> Any:
-    """What queues between processes pickle with."""
-
-    class TimedPickler(pickler):
-        @staticmethod
-        def loads(data: Any, **kwargs: Any) -> Any:
-            began_s = time.perf_counter()
-            loaded = pickler.loads(data, **kwargs)
-            _asking.loaded_s += time.perf_counter() - began_s
-            return loaded
-
-    return TimedPickler
-
-
-def _answered(detach: Callable[[Any], int]) -> Callable[[Any], int]:
-    """`DupFd.detach`, which asks a worker for the memory of a tensor, without its time."""
-
-    @functools.wraps(detach)
-    def timed_detach(self: Any) -> int:
-        began_s = time.perf_counter()
-        try:
-            return detach(self)
-        finally:
-            _asking.loaded_s -= time.perf_counter() - began_s
-
-    return timed_detach
 
 
 class _Noted:
@@ -467,7 +487,7 @@ def _ready(iterator: Any) -> int | None:
     """Batches that workers have ready, in the queue or set aside because an earlier one is missing."""
     if not getattr(iterator, "_num_workers", 0):
         return None
-    with suppress(AttributeError, NotImplementedError, OSError, RuntimeError):  # macOS counts no queue
+    with suppress(AttributeError, OSError, RuntimeError):  # another torch, or the end
         return iterator._data_queue.qsize() + sum(len(info) == 2 for info in list(iterator._task_info.values()))
     return None
 

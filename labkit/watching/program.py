@@ -7,23 +7,22 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labkit.errors import CannotRun, NothingSeen
-from labkit.watching.advice import LoaderTraits
-from labkit.watching.observe import REPLAY, Control, SeenLoader
+from labkit.errors import ArgumentError, CannotRun, NothingSeen
+from labkit.watching.advice import CAUSES
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
+from labkit.watching.seen import REPLAY, Control, SeenLoader
 from labkit.watching.watched import Children, Watched
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
@@ -39,10 +38,13 @@ def watch() -> Iterator[Watched]:
     collate function took. On CUDA, events tell for how long the device had nothing to do.
 
     Yields:
-        A `Watched`: its `report()` has the shares, the ceiling and what to change, in the block and after it.
+        A `Watched`: its `report()` has the shares, the ceiling and what to change, in the block and after it, and its
+        `epochs` the figures of each epoch so far, for a logger.
 
     >>> with lk.watch() as watched:  # doctest: +SKIP
-    ...     train(loader)
+    ...     for epoch in range(90):
+    ...         train(loader)
+    ...         wandb.log(watched.epochs[-1])
     >>> print(watched.report())  # doctest: +SKIP
 
     Taught in: notebooks/12_find_the_stall.ipynb
@@ -55,9 +57,10 @@ def watch() -> Iterator[Watched]:
         watched.stop()
 
 
-_KEPT = 4  # batches to replay
+KEPT = 4  # batches to replay
 _LEAST = 8  # batches in each part
-_UNSETTLED = 8  # batches before the figures begin
+UNSETTLED = 8  # batches before the figures begin
+_LEAST_EPOCH = 48  # batches: of them 20 are observed and settled, and 20 replayed
 _MOST_REST_S = 30.0
 
 
@@ -75,7 +78,7 @@ class Steps(Control):
         self._n_steps, self._then, self._progress, self._at_end = n_steps, then, progress, at_end
 
     def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
-        if seen.trains and seen.n_batches >= self._n_steps + _UNSETTLED:
+        if seen.trains and seen.n_batches >= self._n_steps + UNSETTLED:
             self._then()
         return give
 
@@ -96,18 +99,21 @@ class Replay(Steps):
 
     def __init__(self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control):
         super().__init__(n_steps, then, progress)
-        self._watched, self._of, self._kept, self._n_replayed = watched, _NONE, list[Any](), 0
+        self._watched, self._n_replayed = watched, 0
+        self._of: SeenLoader | None = None
+        self.kept = list[Any]()
 
     def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
-        if self.phase == "training" and seen.trains and seen.n_batches >= self._n_observed(seen) + _UNSETTLED:
+        is_training = self.phase == "training" and self._is_training(seen)
+        if is_training and seen.n_batches >= self._n_observed(seen) + UNSETTLED:
             self.phase, self._of = "keep", seen
         if seen is not self._of:
             return give
-        if self.phase == "keep" and len(self._kept) == _KEPT:
+        if self.phase == "keep" and len(self.kept) == KEPT:
             self.phase = REPLAY
             _rest(seen)
         if self.phase == REPLAY and self._n_replayed == self._n_observed(seen) + 2:
-            self._watched.loader_s = _loader_alone(give, self._n_observed(seen))
+            self._load_alone(seen, give)
             self._then()
         return self._kept_batch if self.phase == REPLAY else give
 
@@ -117,44 +123,58 @@ class Replay(Steps):
             from labkit.measure.steady import fresh
 
             self._fresh = fresh
-            self._kept.append(fresh(data, whole=True))
+            self.kept.append(fresh(data, whole=True))
+
+    def ended(self, seen: SeenLoader) -> None:
+        """It ends with the epoch, since a script may save after it."""
+        if seen.trains and self.phase == "training":
+            self._watched.observer.failed.append(
+                f"--replay ends with the first epoch, whose {len(seen.epochs[-1].batches)} batches are too few for it: "
+                f"{_LEAST_EPOCH} are enough, as by a smaller batch size."
+            )
+        super().ended(seen)
 
     def _kept_batch(self) -> Any:
         self._n_replayed += 1
-        return self._fresh(self._kept[self._n_replayed % _KEPT], whole=True)
+        return self._fresh(self.kept[self._n_replayed % KEPT], whole=True)
+
+    def _is_training(self, seen: SeenLoader) -> bool:
+        return seen.trains
+
+    def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
+        """Seconds per batch, without those that it had ready; None at the end of the epoch."""
+        began_s, times_s = time.perf_counter(), list[float]()
+        with contextlib.suppress(StopIteration):
+            for _ in range(self._n_observed(seen)):
+                give()
+                times_s.append(time.perf_counter())
+        later = times_s[len(times_s) // 2 :]
+        if len(later) > 1:
+            self._watched.loader_s = (later[-1] - later[0]) / (len(later) - 1)
+        elif times_s:
+            self._watched.loader_s = (times_s[-1] - began_s) / len(times_s)
 
     def _n_observed(self, seen: SeenLoader) -> int:
         """Steps to observe, and again to replay: fewer if the epoch is short."""
         if seen.traits.n_batches is None:
             return self._n_steps
-        return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - _UNSETTLED - _KEPT - 4) // 2))
-
-
-_NONE = SeenLoader(-1, "", LoaderTraits())  # no loader yet
+        return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - UNSETTLED - KEPT - 4) // 2))
 
 
 def _rest(seen: SeenLoader) -> None:
     """Let workers fill their queue: working ahead would slow down what is timed."""
     batches = seen.epochs[-1].batches
     a_batch_s = (batches[-1].received_s - batches[0].received_s) / max(1, len(batches) - 1)
-    n_ahead = (seen.traits.num_workers or 0) * (seen.traits.prefetch_factor or 2)
-    time.sleep(min(_MOST_REST_S, 1.3 * n_ahead * a_batch_s))
+    time.sleep(min(_MOST_REST_S, 1.3 * n_ahead(seen) * a_batch_s))
 
 
-def _loader_alone(give: Callable[[], Any], n_batches: int) -> float | None:
-    """Seconds per batch of the loader alone, without those that it had ready; None at the end of the epoch."""
-    began_s, times_s = time.perf_counter(), list[float]()
-    with contextlib.suppress(StopIteration):
-        for _ in range(n_batches):
-            give()
-            times_s.append(time.perf_counter())
-    later = times_s[len(times_s) // 2 :]
-    if len(later) < 2:
-        return (times_s[-1] - began_s) / len(times_s) if times_s else None
-    return (later[-1] - later[0]) / (len(later) - 1)
+def n_ahead(seen: SeenLoader) -> int:
+    """Batches that workers have ready at most; one of a loader that does not say."""
+    traits = seen.traits
+    return 1 if traits.num_workers is None else traits.num_workers * (traits.prefetch_factor or 2)
 
 
-def end_process() -> None:
+def end_process(status: int = 0) -> None:
     """End this process and the workers that it started at once: nothing that the script does at its end is done."""
     import psutil
 
@@ -164,11 +184,8 @@ def end_process() -> None:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()
-    os._exit(0)
+    os._exit(status)
 
-
-if TYPE_CHECKING:
-    from labkit.watching.findings import WatchReport
 
 _START = Path(__file__).with_name("start.py")
 REPLAY_STEPS = 60
@@ -182,6 +199,8 @@ class WatchOptions:
     ends: End the script with the report, before anything is saved.
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
     json, html, trace: Files to write; empty: none.
+    stall: Seconds without a batch after which to say what the training hangs in; 0: never.
+    budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
     """
 
     steps: int = 0
@@ -190,6 +209,30 @@ class WatchOptions:
     json: str = ""
     html: str = ""
     trace: str = ""
+    stall: float = 60.0
+    budget: Mapping[str, float] = field(default_factory=dict)
+
+
+OVER_BUDGET = 3  # exit status of a script that ended well and waited for more than it may, or that cannot be judged
+
+
+def parse_budget(text: str) -> dict[str, float]:
+    """`waiting=5%,copy=0.01` as shares, 0 to 1.
+
+    Raises:
+        ArgumentError: no share of this name, or no percentage.
+    """
+    names, found = ("waiting", *CAUSES), dict[str, float]()
+    for part in filter(None, text.split(",")):
+        name, _, amount = part.strip().partition("=")
+        try:
+            share = float(amount.removesuffix("%")) / (100 if amount.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if name not in names or not 0 <= share < 1:
+            raise ArgumentError(f"a budget is like waiting=5%, with one of {', '.join(names)}; got {part.strip()!r}")
+        found[name] = share
+    return found
 
 
 def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
@@ -202,8 +245,6 @@ def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
     files = {name: os.path.abspath(path) for name in ("json", "html", "trace") if (path := getattr(options, name))}
     words = [str(_START), json.dumps({**asdict(options), **files}), *program]
     command = [sys.executable, *_interpreter_options(sys.orig_argv, len(sys.argv) - 1), *words]
-    if os.name == "nt":  # there execv starts another process, and ends this one at once
-        raise SystemExit(subprocess.call(command))
     os.execv(sys.executable, command)  # noqa: S606 - no shell
 
 
@@ -229,11 +270,12 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
         SystemExit: with status 2, if there is no such script.
     """
     terminal, watched = Terminal(), Watched()
+    watched.observer.watch_stalls(options.stall, terminal)
     children = Children(watched)
     finish = _Finish(watched, children, options, terminal)
     watched.observer.control = _control(watched, options, finish, terminal)
     before_termination(finish)
-    before_exit(finish)
+    before_exit(finish, lambda: finish.status if os.getpid() == finish.pid else 0)
     children.start()
     try:
         script = Script(program)
@@ -243,6 +285,10 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
     watched.command = script.shown
     try:
         script.run()
+    except SystemExit as end:
+        finish.is_refused = end.code == 2  # as argparse ends it
+        if end.code or not options.budget:
+            raise
     finally:
         try:
             finish.at_end()
@@ -250,6 +296,8 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
             if finish.is_done:
                 raise
             finish()
+    if finish.status:
+        raise SystemExit(finish.status)
 
 
 class _Finish:
@@ -257,35 +305,46 @@ class _Finish:
 
     def __init__(self, watched: Watched, children: Children, options: WatchOptions, terminal: Terminal):
         self._watched, self._children, self._options, self._terminal = watched, children, options, terminal
-        self._pid, self._environment, self.is_done = os.getpid(), dict(os.environ), False
+        self.pid, self._environment, self.is_done = os.getpid(), dict(os.environ), False
+        self.status = 0  # of a script that ended well
+        self.is_refused = False  # the script has refused its arguments
 
     def __call__(self) -> None:
         if self.is_done:
             return
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             self.is_done = True
             self._children.hand_over()
             return
         with _no_news_of_children(), _as_it_was():
             self.is_done = True
             try:
+                self.status = OVER_BUDGET if self._options.budget else 0
                 self._say()
             except NothingSeen as error:
-                self._terminal.tell(str(error))
+                if not self.is_refused or self._watched.observer.loaders:
+                    self._terminal.tell(str(error))
             except BaseException as error:  # also Ctrl-C: the script has ended, or goes on, in its own way
                 self._terminal.tell(f"there is no report: {type(error).__name__}: {error}")
 
     def at_end(self) -> None:
         """Report now, or where the script's threads still run, when Python has waited for them."""
-        others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-        if all(thread.daemon for thread in others) or os.getpid() != self._pid:
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        if self._options.budget and os.getpid() == self.pid:  # nothing after Python's end can set the status
+            if pools := sys.modules.get("concurrent.futures.thread"):
+                pools._python_exit()  # as Python does first: threads of a pool wait for work until then
+            for thread in others:
+                if not thread.daemon:
+                    thread.join()
+            self()
+        elif all(thread.daemon for thread in others) or os.getpid() != self.pid:
             self()
         else:
             atexit.register(self)
 
     def and_end(self) -> None:
         self()
-        end_process()
+        end_process(self.status)
 
     def _say(self) -> None:
         seen = self._children.stop()
@@ -296,6 +355,13 @@ class _Finish:
             with suppress(OSError):  # nobody reads it, but files may be asked for
                 self._terminal.show(report)
             self._save(report)
+        if self._options.budget:
+            from labkit.watching.runs import judge_budget
+
+            said = judge_budget(report.to_dict(), self._options.budget) if report is not None else []
+            for line in said:
+                self._terminal.tell(line)
+            self.status = OVER_BUDGET if said else 0
 
     def _save(self, report: "WatchReport") -> None:
         from labkit.measure.traces import save_trace
@@ -330,7 +396,7 @@ def _as_it_was() -> Iterator[None]:
     with ExitStack() as undo, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the script may have made them errors
         undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
-        undo.callback(random.setstate, random.getstate())  # rich draws from it
+        undo.callback(random.setstate, random.getstate())
         yield
 
 
@@ -340,7 +406,7 @@ def _no_news_of_children() -> Iterator[None]:
 
     A mask would not do, since the signal then goes to another thread, and Python's handlers run in the main one.
     """
-    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    handler = signal.getsignal(signal.SIGCHLD)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
 """One report for the processes of a distributed training on this machine."""
 
 import hashlib
-import json
 import os
+import pickle
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,8 @@ import pandas as pd
 
 from labkit.util.files import write_atomic
 from labkit.util.process import number_in_environment
-from labkit.watching.advice import Costs
+from labkit.watching.advice import MIN_SHARE
+from labkit.watching.batches import rounded
 from labkit.watching.findings import WatchReport
 
 _PATIENCE_S = 60.0
@@ -38,10 +39,10 @@ def combine_ranks(report: WatchReport, environment: Mapping[str, str] = os.envir
         note = "Another user owns the folder where the ranks would meet, so each reports for itself."
         return replace(report, notes=[*report.notes, note])
     if local:
-        text = json.dumps({"rank": rank, **report.to_dict()})
-        write_atomic(folder / f"{local}.json", text.encode())
+        write_atomic(folder / f"{local}.report", pickle.dumps((rank, report)))
         return None
-    return _combine(report, rank, _gather(folder, n_local - 1))
+    note = "Ranks wait for one another; these are the figures of rank {}, which waits longest for data."
+    return combine("rank", [(rank, report), *_gather(folder, n_local - 1)], note, report.command)
 
 
 def _place(environment: Mapping[str, str]) -> tuple[int, int, int] | None:
@@ -65,7 +66,7 @@ def _meeting_place(environment: Mapping[str, str]) -> Path | None:
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     started = psutil.Process(os.getppid()).create_time()
     key = "-".join([str(os.getppid()), repr(started), *(environment.get(name, "") for name in names)])
-    user = os.getuid() if hasattr(os, "getuid") else 0
+    user = os.getuid()
     folder = Path(tempfile.gettempdir()) / f"labkit-watch-{user}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -74,14 +75,14 @@ def _meeting_place(environment: Mapping[str, str]) -> Path | None:
     return folder if is_own else None
 
 
-def _gather(folder: Path, n_others: int) -> list[dict[str, Any]]:
+def _gather(folder: Path, n_others: int) -> list[tuple[int, WatchReport]]:
     """What the other ranks handed over; those that did not in time are missing. Removes the folder."""
     deadline, found, comes = time.monotonic() + _PATIENCE_S, list[Path](), True
     while comes and len(found) < n_others:
         comes = time.monotonic() < deadline and _has_siblings()  # asked before looking: they end when they have written
-        found = sorted(folder.glob("*.json"))
+        found = sorted(folder.glob("*.report"))
         time.sleep(0.05)
-    others = [json.loads(path.read_bytes()) for path in found]
+    others = [pickle.loads(path.read_bytes()) for path in found]  # noqa: S301 - of this user's ranks
     for path in found:
         path.unlink()
     with suppress(OSError):
@@ -99,16 +100,50 @@ def _has_siblings() -> bool:
     return True  # nothing is known of them
 
 
-def _combine(report: WatchReport, rank: int, others: list[dict[str, Any]]) -> WatchReport:
-    every = [{"rank": rank, **report.to_dict()}, *others]
-    ranks = pd.DataFrame([{"rank": each["rank"], "n_batches": each["n_batches"], **each["shares"]} for each in every])
-    slowest = min(every, key=lambda each: each["shares"]["compute"])
-    note = f"Ranks wait for one another; these are the figures of rank {slowest['rank']}, which waits longest for data."
-    if slowest is every[0]:
-        return replace(report, ranks=ranks, notes=[*report.notes, note])
-    none = float("nan")
-    low, high = (none if slowest[name] is None else slowest[name] for name in ("ceiling_low", "ceiling_high"))
-    return replace(
-        report, ranks=ranks, notes=[*report.notes, note], shares=slowest["shares"], ceiling=slowest["ceiling"],
-        ceiling_low=low, ceiling_high=high, costs=Costs(**slowest["costs_s"]),
-    )  # fmt: skip
+def combine(kind: str, every: Sequence[tuple[Any, WatchReport]], note: str, command: str) -> WatchReport:
+    """The report of the process that waits longest for data, with a row for each.
+
+    Args:
+        kind: What the processes are, which names the first column.
+        every: The name of each, and its report.
+        note: To add; `{}` stands for the name of that process.
+        command: What started them.
+    """
+    name, slowest = min(every, key=lambda each: each[1].shares["compute"])
+    note, ranks = note.format(name), None
+    if len(every) > 1 or kind == "rank":
+        pace = ("ready", "step_p50_ms", "step_p99_ms")
+        ranks = pd.DataFrame([
+            {kind: each, "n_batches": run.n_batches, **run.shares, **{key: run.pace.get(key) for key in pace}}
+            for each, run in every
+        ])  # fmt: skip
+        note = f"{note} {_describe_steps(kind, ranks)}".strip()
+    hung = [
+        f"{kind.capitalize()} {other}: {said}" for other, each in every if other != name
+        for said in each.notes if said.startswith(("It hung", "A step took over"))
+    ]  # fmt: skip
+    notes = [*slowest.notes, *hung, note]
+    return replace(_beside(slowest, [run for _, run in every]), ranks=ranks, notes=notes, command=command)
+
+
+def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
+    """One of the reports, in which the processes of the others are no other programs; they share its cores."""
+    began_s, ended_s = report.observed_s
+    by_others, n_sharing = 0.0, 1
+    for run in (each for each in every if each is not report):
+        overlap_s = min(ended_s, run.observed_s[1]) - max(began_s, run.observed_s[0])
+        together = max(0.0, overlap_s) / (ended_s - began_s) if ended_s > began_s else 1.0
+        by_others += together * max(0.0, (run.cpu_share or 0.0) - run.others_share)
+        n_sharing += together > 0.5 and bool(run.affinity & report.affinity)  # else one ran after the other
+    resources = replace(report.resources, n_sharing=n_sharing)
+    return replace(report, others_share=max(0.0, report.others_share - by_others), resources=resources)
+
+
+def _describe_steps(kind: str, rows: pd.DataFrame) -> str:
+    """Which process has the slowest step, in a sentence; empty if their steps take about as long, or are unknown."""
+    known = sorted(rows.dropna(subset=["step_p50_ms"]).to_dict("records"), key=lambda row: row["step_p50_ms"])
+    if len(known) < 2 or known[-1]["step_p50_ms"] <= (1 + MIN_SHARE) * known[0]["step_p50_ms"]:
+        return ""
+    slow, fast = ((f"{kind} {row[kind]}", f"{rounded(row['step_p50_ms'])} ms") for row in (known[-1], known[0]))
+    said = f"The slowest step is that of {slow[0]}, {slow[1]} (median; {fast[0]}: {fast[1]})."
+    return f"{said} Where gradients are reduced together, a step contains waiting for the others."

@@ -6,6 +6,7 @@ shown without the values of passwords and tokens.
 """
 
 import builtins
+import fcntl
 import functools
 import importlib.util
 import io
@@ -18,13 +19,13 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.errors import CannotRun
 from labkit.util.redact import redact
-from labkit.watching.observe import FEW, Control, SeenLoader
+from labkit.watching.seen import FEW, Control, SeenLoader
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -58,8 +59,7 @@ class Script:
     """A program of the command line, found as `python` finds it.
 
     Args:
-        program: The path of a script, or of a folder or zip with a `__main__.py`, and its arguments; or `-m`, a
-            module's name and its arguments.
+        program: The path of a script and its arguments; or `-m`, a module's name and its arguments.
 
     Attributes:
         shown: Its command line, without secrets.
@@ -77,9 +77,6 @@ class Script:
             sys.argv = ["-m", *arguments]  # what the packages around it see
             _put_first(os.getcwd())
             self._spec, self._code, path = _find_module(name)
-        elif found := _find_main(path):
-            _put_first(path)
-            self._spec, self._code, path = found
         else:
             self._code = _compile_file(name, path)
             _put_first(os.path.dirname(os.path.realpath(path)))
@@ -106,13 +103,6 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _find_main(path: str) -> tuple[ModuleSpec, CodeType, str] | None:
-    """The `__main__` of a folder or zip; None: the path is of a script."""
-    spec = PathFinder.find_spec("__main__", [path])
-    code = getattr(spec.loader, "get_code", lambda _: None)("__main__") if spec is not None else None
-    return None if spec is None or code is None else (spec, code, spec.origin or path)
-
-
 def _find_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
     for candidate in (name, f"{name}.__main__"):
         try:
@@ -137,6 +127,8 @@ def _compile_file(name: str, path: str) -> CodeType:
             return compile(file.read(), path, "exec", dont_inherit=True)
     except OSError as error:
         hint = "; for a module, write -m before its name" if not name.endswith(".py") else ""
+        if re.fullmatch(r"python[\d.]*", name):
+            hint = ": write the script alone, which runs under the Python that runs labkit"
         raise CannotRun(f"cannot read {name}: {error.strerror}{hint}") from None
     except (SyntaxError, ValueError) as error:
         raise CannotRun(f"{name} is no Python script: {error}") from None
@@ -154,14 +146,17 @@ def _without_our_frames(hook: Callable[..., object], code: CodeType) -> Callable
     return excepthook
 
 
-def before_exit(act: Callable[[], None]) -> None:
-    """Call `act` before `os._exit` ends the process; scripts call it to end while threads of theirs still run."""
+def before_exit(act: Callable[[], None], status_of: Callable[[], int] = int) -> None:
+    """Call `act` before `os._exit` ends the process; scripts call it to end while threads of theirs still run.
+
+    Where they end it with status 0, it is that of `status_of`.
+    """
     end = os._exit
 
     @functools.wraps(end)
     def _exit(status: int) -> None:
         act()
-        end(status)
+        end(status or status_of())
 
     os._exit = _exit  # type: ignore[assignment]  # it returns as little
 
@@ -201,8 +196,7 @@ def before_termination(report: Callable[[], object]) -> None:
 
     set_handler(signal.SIGTERM, terminate)
     signal.signal, signal.getsignal = set_shown, get_shown
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=end_in_child)
+    os.register_at_fork(after_in_child=end_in_child)
 
 
 if TYPE_CHECKING:
@@ -230,6 +224,13 @@ class Terminal:
         is_there = _identity(2) == self._file
         return _as_text(2, getattr(self._own, "encoding", "utf-8")) if is_there else io.StringIO()
 
+    @property
+    def descriptor(self) -> int | None:
+        """That of `stream`; None where it is no file."""
+        with suppress(OSError, ValueError):
+            return self.stream.fileno()
+        return None
+
     def tell(self, text: str) -> None:
         """Say one line."""
         with suppress(OSError, ValueError):
@@ -237,23 +238,15 @@ class Terminal:
 
     def show(self, report: "WatchReport") -> None:
         """Shares as bars, then the sentences, the loaders, and the ranks."""
-        from rich.console import Console
-
-        stream = self.stream
-        width = None if stream.isatty() else 160
-        console = Console(file=stream, highlight=False, soft_wrap=True, width=width)
-        console.print(
-            f"\n[bold]labkit watch[/bold] {report.n_batches} batch{'es' * (report.n_batches != 1)}", markup=True
-        )
-        for name, share in report.shares.items():
-            console.print(f"{name:<10} {share:6.1%}  {'#' * round(_BAR * share)}", markup=False)
-        for sentence in report.sentences:
-            console.print(sentence, markup=False)
-        for other in report.recommendations[1:] if report.n_batches >= FEW else ():
-            console.print(f"Then: {other}", markup=False)
-        console.print(_table(report.loaders), crop=False)
-        if report.ranks is not None:
-            console.print(_table(report.ranks), crop=False)
+        said = [
+            f"\nlabkit watch {report.n_batches} batch{'es' * (report.n_batches != 1)}",
+            *(f"{name:<10} {share:6.1%}  {'#' * round(_BAR * share)}" for name, share in report.shares.items()),
+            *report.sentences, *report.line_sentences,
+            *(f"Then: {other}" for other in report.recommendations[1:] if report.n_batches >= FEW),
+            *report.resource_sentences, *_aligned(report.loaders),
+            *(_aligned(report.ranks) if report.ranks is not None else ()),
+        ]  # fmt: skip
+        self.stream.write("".join(f"{line}\n" for line in said))
 
 
 def _own_stderr() -> TextIO:
@@ -262,8 +255,7 @@ def _own_stderr() -> TextIO:
         descriptor = _copied(2)
     except OSError:  # it is closed, and a file of the script may get its number
         return io.StringIO()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _close(descriptor))
+    os.register_at_fork(after_in_child=lambda: _close(descriptor))
     return _as_text(descriptor, getattr(sys.stderr, "encoding", None) or "utf-8")
 
 
@@ -287,25 +279,25 @@ def _close(descriptor: int) -> None:
 
 
 def _copied(descriptor: int) -> int:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return os.dup(descriptor)
     for above in _ABOVE[:-1]:
         with suppress(ValueError, OSError):  # a process may be allowed fewer files
             return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE[-1])
 
 
-def _table(frame: Any) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in frame.columns:
-        table.add_column(str(name), justify="left" if name in ("loader", "role") else "right", no_wrap=True)
-    for row in frame.itertuples(index=False):
-        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row))
-    return table
+def _aligned(frame: Any) -> list[str]:
+    """The rows of a table, below its header."""
+    rows = [[*map(str, frame.columns)]]
+    rows += [
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row]
+        for row in frame.itertuples(index=False)  # not `values`: among numbers alone, whole ones would be floats
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = [name in ("loader", "role") for name in frame.columns]
+    return [
+        "  ".join(f"{cell:{'<' if text else '>'}{width}}" for cell, width, text in zip(row, widths, texts, strict=True))
+        for row in rows
+    ]
 
 
 class ProgressLine(Control):

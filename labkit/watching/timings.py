@@ -1,136 +1,28 @@
-"""Where the time of a step goes: making a batch, waiting for storage, standing in line for a core, copies, the device.
+"""Where the time of a step goes: making a batch, waiting for storage, standing in line for a core.
 
 A process that waits uses no processor time; in the run queue, or while the host of a virtual machine runs others, it
 neither computes nor waits for data. Batches of a `DataLoader` are timed where they are made, in a worker or in the
-training process; the device's time by events on the stream that trains, whose reading waits for nothing.
+training process.
 """
 
-import functools
+import json
+import math
 import os
-import statistics
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from labkit.errors import ArgumentError, CannotDiagnose
-from labkit.measure.usage import core_time
-from labkit.util.process import end_workers, preserve_rng_state
-
-
-class Epochs:
-    """Endless batches: one epoch after the other.
-
-    Args:
-        loader: Any iterable of batches.
-        starts_workers: Every epoch starts like the first, so the first one's cost counts before there is a second.
-
-    Attributes:
-        gaps_s: Seconds from the end of each epoch to the first batch of the next.
-        first_s: Seconds to the very first batch.
-        length: Batches of an epoch; None if unknown so far.
-
-    Raises:
-        CannotDiagnose: the loader gives no batch, or cannot be iterated again.
-    """
-
-    def __init__(self, loader: Iterable[Any], *, starts_workers: bool = False):
-        if not hasattr(loader, "__iter__"):
-            raise CannotDiagnose(f"the loader must be an iterable of batches, got a {type(loader).__name__}")
-        self._loader, self._starts_workers = loader, starts_workers
-        self.gaps_s: list[float] = []
-        self.first_s = 0.0
-        self.length = epoch_length(loader)
-
-    def __iter__(self) -> Generator[Any, None, None]:
-        asked, n_epochs = time.perf_counter(), 0
-        while True:
-            n_batches, batches = 0, iter(self._loader)
-            try:
-                for batch in batches:
-                    if not n_batches and n_epochs:
-                        self.gaps_s.append(time.perf_counter() - asked)
-                    elif not n_batches:
-                        self.first_s = time.perf_counter() - asked
-                    n_batches += 1
-                    yield batch
-                    asked = time.perf_counter()
-            except BaseException:
-                end_workers(batches)
-                raise
-            if not n_batches:
-                what = "can be iterated only once: pass an iterable that starts again" if n_epochs else "gives no batch"
-                raise CannotDiagnose(f"the loader, a {type(self._loader).__name__}, {what}")
-            n_epochs, self.length = n_epochs + 1, n_batches
-
-    def starting_s(self, waiting_s: float) -> float:
-        """Seconds per batch that starting an epoch costs.
-
-        Args:
-            waiting_s: Seconds that training waits for any batch.
-        """
-        gaps_s = self.gaps_s or ([self.first_s] if self._starts_workers else [])
-        return max(0.0, statistics.median(gaps_s) - waiting_s) / self.length if gaps_s and self.length else 0.0
-
-
-def epoch_length(loader: Any) -> int | None:
-    """Batches of an epoch, where the loader says so without harm."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        return None  # once asked for it, torch warns if more batches come
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-@dataclass(frozen=True)
-class Making:
-    """What making a batch costs one process.
-
-    seconds: Wall time per batch; None if the loader cannot run in this process.
-    waiting: Share of it in which nothing was computed: the process waited for a disk, a network or a lock.
-    """
-
-    seconds: float | None
-    waiting: float
-
-    @property
-    def known_s(self) -> float:
-        """The seconds, where they are known. Raises ValueError."""
-        if self.seconds is None:
-            raise ArgumentError("the loader cannot run in this process")
-        return self.seconds
-
-
-def making_in_one_process(loader: Any, *, limit_s: float, n_batches: int) -> Making:
-    """Make batches of a `torch.utils.data.DataLoader` in this process, with one thread, as a worker makes them.
-
-    Args:
-        loader: The loader; its own workers are not used, and global random generators are restored.
-        limit_s: No batch is started after this many seconds.
-        n_batches: At most; another one before them does not count.
-    """
-    with preserve_rng_state(), _one_thread():
-        batches = iter(_without_workers(loader))
-        next(batches, None)  # opens files, fills caches
-        made, started, cores, cpu_s, before_s = 0, time.perf_counter(), core_time(), time.process_time(), run_queue_s()
-        for made, _ in enumerate(batches, 1):
-            if made >= n_batches or time.perf_counter() - started > limit_s:
-                break
-        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
-        busy_s = cores.with_stolen(cpu_s) + run_queue_s() - before_s
-    if not made:
-        return Making(None, 0.0)
-    return Making(wall_s / made, min(1.0, max(0.0, 1 - busy_s / wall_s)))
+from labkit.watching.hand import Hand, answer_with_stacks, hand_here
+from labkit.watching.lines import LineSampler
 
 
 class _Opened:
@@ -166,43 +58,8 @@ def run_queue_s() -> float:
         return 0.0
 
 
-def waiting_of(loader: Any, seconds: float, cpu_s: float) -> Making:
-    """The same for any other loader, from the processor time of all its threads and processes.
-
-    Args:
-        seconds: Wall time per batch.
-        cpu_s: Processor seconds per batch of the process tree, with stolen time.
-    """
-    n_workers = getattr(loader, "num_threads", None) or getattr(loader, "num_workers", None) or 1
-    return Making(None, min(1.0, max(0.0, 1 - cpu_s / (seconds * n_workers))) if seconds > 0 else 0.0)
-
-
-def _without_workers(loader: Any) -> Any:
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset
-
-    own = {"collate_fn": loader.collate_fn, "generator": torch.Generator().manual_seed(0)}
-    if isinstance(loader.dataset, IterableDataset):
-        return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **own)
-    if loader.batch_sampler is None:  # the data set gives whole batches
-        return DataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, **own)
-    return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **own)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    with ExitStack() as undo:
-        undo.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
-        if cv2 := sys.modules.get("cv2"):
-            undo.callback(cv2.setNumThreads, cv2.getNumThreads())
-            cv2.setNumThreads(0)
-        yield
-
-
-_FORMAT = struct.Struct("<5d")
+_FORMAT = struct.Struct("<6dq")  # of a batch, and how many bytes follow on its samples
+_SEEDED = "labkit.loading.seeding"  # whose indices seed as they are taken
 _KINDS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 
 
@@ -213,6 +70,7 @@ class BatchTiming(NamedTuple):
     busy_s: Processor seconds, and seconds in which others had the core: not waiting for data.
     collate_s: Seconds of the collate function.
     epoch: Number of the fetcher in its process: workers make a new one for each epoch.
+    queued_s: Seconds of `busy_s` in which others had the core.
     """
 
     start_s: float
@@ -220,36 +78,93 @@ class BatchTiming(NamedTuple):
     busy_s: float
     collate_s: float
     epoch: float
+    queued_s: float = 0.0
+
+
+Samples = list[tuple[Any, float]]  # index and seconds
+Noted: TypeAlias = bytes  # of a batch's samples: what `Hand.begin` describes, or nothing
+
+
+MOST_SAMPLE_BYTES, _MOST_BATCH_BYTES = 16 * 2**20, 64 * 2**20  # of a process: about a million samples, and batches
 
 
 class _Sink:
     """Where this process puts what it times; one a process, since torch's classes are changed for all."""
 
-    put: Callable[[BatchTiming], object] | None = None
+    put: Callable[[BatchTiming, Noted], object] | None = None
+    hand = hand_here
+    lines = LineSampler()
     n_fetchers = 0
 
 
-def start_timing(put: Callable[[BatchTiming], object], fetch: ModuleType) -> Callable[[], None]:
-    """Time every batch that this process makes for a `DataLoader`; returns what undoes it.
+_LONG_S = 1e-3  # of a sample: less is not looked into
+
+
+def one_by_one(iterate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """`__iter__` of a batch's indices that notes which one is in hand: also for `make_loader`'s, which seed as well.
+
+    It sets what `Hand.begin` gave them as `noted`. What this thread stood in line for a core is not the sample's: it is
+    asked for where it can matter, and taken off the times. This runs for every sample: a function more would cost as
+    much as all that it does.
+    """
+
+    @wraps(iterate)
+    def __iter__(*indices: Any) -> Iterator[Any]:
+        noted, clock, place = getattr(indices[0], "noted", None), time.perf_counter, 0
+        if noted is None:  # no batch is being made
+            yield from iterate(*indices)
+            return
+        last_s, before_s, queued_s = math.inf, run_queue_s(), 0.0
+        for index in iterate(*indices):
+            now_s = clock()
+            if now_s - last_s > _LONG_S:
+                queued_s = run_queue_s() - before_s
+            last_s = now_s
+            noted[place] = now_s - queued_s
+            place += 2
+            yield index
+        noted[place] = clock() - (run_queue_s() - before_s)
+
+    return __iter__
+
+
+class _Indices(list[Any]):
+    """The indices of a batch, for whoever goes through them one after the other and makes their samples meanwhile."""
+
+    noted: "memoryview[float]"
+    __iter__ = one_by_one(list.__iter__)
+
+
+def _makes_one_by_one(fetcher: Any) -> bool:
+    """Whether the samples of a batch are made one by one, and not by a method of the data set that takes them all."""
+    data = fetcher.dataset
+    while type(data).__module__ == "torch.utils.data.dataset" and hasattr(data, "indices"):  # torch's Subset
+        data = data.dataset
+    takes_all = type(fetcher).__name__ == _KINDS[0] and callable(getattr(data, "__getitems__", None))
+    return fetcher.auto_collation and not takes_all
+
+
+def start_timing(
+    put: Callable[[BatchTiming, Noted], object], fetch: ModuleType, change: Callable[[Any, str, Any], None]
+) -> Callable[[], None]:
+    """Time every batch that this process makes for a `DataLoader`; returns what ends it.
 
     Args:
-        put: Called with each.
+        put: Called with each, and with what `samples_of` makes its samples of.
         fetch: `torch.utils.data._utils.fetch`.
+        change: Puts what a hook makes of a method in its place, given the class, the name and the hook.
 
     Workers that are forked from it time theirs too once `TimedWorker` tells them where to write.
     """
-    _Sink.put = put
-    kinds = [getattr(fetch, kind) for kind in _KINDS]
-    originals = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("__init__", "fetch")]
-    for kind in kinds:
-        kind.__init__, kind.fetch = _numbered(kind.__init__), _timed(kind.fetch)
+    before, _Sink.put = _Sink.put, put  # another observer may be at work, as around `lk.diagnose`
+    change(fetch._BaseDatasetFetcher, "__init__", _numbered)
+    for kind in _KINDS:
+        change(getattr(fetch, kind), "fetch", _timed)
+    return lambda: setattr(_Sink, "put", before)
 
-    def stop() -> None:
-        _Sink.put = None
-        for kind, name, original in originals:
-            setattr(kind, name, original)
 
-    return stop
+def _change_for_good(owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
+    setattr(owner, name, hook(getattr(owner, name)))
 
 
 class TimedWorker:
@@ -264,31 +179,128 @@ class TimedWorker:
         self._own, self._folder = own, folder
 
     def __call__(self, worker: int) -> None:
-        with suppress(OSError):  # no times are better than no worker
-            file = open(os.path.join(self._folder, f"{worker}.times"), "ab", buffering=0)  # noqa: SIM115 - until it ends
-            put = partial(_write, file)
+        with suppress(Exception):  # no times are better than no worker
+            name = os.path.join(self._folder, str(worker))
+            file = open(f"{name}.times", "ab", buffering=0)  # noqa: SIM115 - until it ends
+            put, hand, lines = partial(_write, file), Hand.shared(f"{name}.hand"), LineSampler(f"{name}.lines")
+            lines.start()
+            _Sink.hand, _Sink.lines = hand, lines
+            answer_with_stacks(f"{name}.stacks")
             fetch = sys.modules["torch.utils.data._utils.fetch"]
             if _Sink.put is not None:  # forked: it has the changed classes
                 _Sink.put, _Sink.n_fetchers = put, 0
             else:
-                start_timing(put, fetch)
+                start_timing(put, fetch, _change_for_good)
+                if seeding := sys.modules.get(_SEEDED):
+                    _change_for_good(seeding.SeededIndices, "__iter__", one_by_one)
         if self._own is not None:
             self._own(worker)
+        with suppress(Exception):
+            Path(self._folder, f"{worker}.threads").write_text(json.dumps(_threads_here()))
+
+
+def _begin_again() -> None:
+    """A forked process has none of its parent's threads, and may have its switch interval."""
+    usual, _Sink.lines = _Sink.lines, LineSampler()
+    usual.forked()
+
+
+os.register_at_fork(after_in_child=_begin_again)
+
+
+def line_sampler() -> LineSampler:
+    """That of this process."""
+    return _Sink.lines
 
 
 def read_times(folder: str) -> dict[int, list[BatchTiming]]:
     """What the workers of one iterator wrote, by worker."""
-    found = {}
-    for path in Path(folder).glob("*.times"):
-        data = path.read_bytes()
-        whole = data[: len(data) // _FORMAT.size * _FORMAT.size]  # a killed worker may leave part of one
-        found[int(path.stem)] = [BatchTiming(*values) for values in _FORMAT.iter_unpack(whole)]
+    return {
+        int(path.stem): [timing for timing, *_ in _records(path.read_bytes())] for path in Path(folder).glob("*.times")
+    }
+
+
+class TimesReader:
+    """Reads the same epoch by epoch while they go on writing; of each file only what is new."""
+
+    def __init__(self) -> None:
+        self._n_read: dict[Path, int] = defaultdict(int)  # bytes
+        self._kept: dict[tuple[str, int], dict[int, list[BatchTiming]]] = defaultdict(lambda: defaultdict(list))
+
+    def read(self, folder: str, epoch: int) -> dict[int, list[BatchTiming]]:
+        """What the workers wrote of an epoch that has ended, by worker; given once.
+
+        Args:
+            folder: Of the workers; empty: there are none.
+            epoch: As they count.
+        """
+        for path in Path(folder).glob("*.times") if folder else ():
+            with open(path, "rb") as file:
+                file.seek(self._n_read[path])
+                data, n_read = file.read(), 0
+            for timing, _, end in _records(data):
+                if end <= len(data):  # else it is still being written
+                    self._kept[folder, int(timing.epoch)][int(path.stem)].append(timing)
+                    n_read = end
+            self._n_read[path] += n_read
+        return self._kept.pop((folder, epoch), {})
+
+
+def read_samples(folder: str) -> list[Samples]:
+    """Index and seconds of each sample that the workers of one iterator wrote; a list for each worker."""
+    return [
+        [sample for _, noted, _ in _records(path.read_bytes()) for sample in samples_of(noted)]
+        for path in Path(folder).glob("*.times")
+    ]
+
+
+def _threads_here() -> dict[str, int]:
+    """Threads that libraries compute with in this process, as far as they are imported."""
+    counts = {"torch": "get_num_threads", "cv2": "getNumThreads"}
+    return {name: getattr(sys.modules[name], count)() for name, count in counts.items() if name in sys.modules}
+
+
+def read_threads(folder: str) -> dict[str, int]:
+    """The most threads that a library computes with in a worker of one iterator."""
+    found = dict[str, int]()
+    for path in Path(folder).glob("*.threads"):
+        with suppress(ValueError):  # a killed worker may leave part of it
+            for name, count in json.loads(path.read_text()).items():
+                found[name] = max(count, found.get(name, 0))
     return found
 
 
-def _write(file: Any, made: BatchTiming) -> None:
+def _records(data: bytes) -> Iterator[tuple[BatchTiming, Noted, int]]:
+    """What a worker wrote of each batch, and where that ends; a killed one may leave part of the last."""
+    end = 0
+    while end + _FORMAT.size <= len(data):
+        *timing, size = _FORMAT.unpack_from(data, end)
+        if not 0 <= size < 2**31:  # a damaged file
+            return
+        start, end = end + _FORMAT.size, end + _FORMAT.size + size
+        yield BatchTiming(*timing), data[start:end] if end <= len(data) else b"", end
+
+
+def samples_of(noted: Noted) -> Samples:
+    """Index and seconds of each sample of a batch, until the next one was begun, less those in line for a core."""
+    numbers = array("d", noted)
+    starts_s, indices = numbers[::2], numbers[1::2]
+    return [
+        (index, max(0.0, end_s - start_s))
+        for index, start_s, end_s in zip(indices, starts_s, starts_s[1:], strict=False)
+        if end_s
+    ]
+
+
+def _write(file: Any, made: BatchTiming, noted: Noted) -> None:
     with suppress(OSError):  # a full disk must not end the training
-        file.write(_FORMAT.pack(*made))
+        n_written = file.tell()
+        if n_written < _MOST_BATCH_BYTES:
+            noted = noted if n_written < MOST_SAMPLE_BYTES else b""
+            data = _FORMAT.pack(*made, len(noted)) + noted
+            if file.write(data) < len(data):  # a full disk takes a part
+                file.truncate(n_written)
+                file.seek(n_written)
 
 
 def _numbered(init: Callable[..., None]) -> Callable[..., None]:
@@ -296,7 +308,7 @@ def _numbered(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         self.collate_fn = _TimedCollate(self.collate_fn)
-        self._labkit_epoch = _Sink.n_fetchers
+        self._labkit_epoch, self._labkit_one_by_one = _Sink.n_fetchers, _makes_one_by_one(self)
         _Sink.n_fetchers += 1
 
     return __init__
@@ -305,15 +317,30 @@ def _numbered(init: Callable[..., None]) -> Callable[..., None]:
 def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fetch)
     def timed_fetch(self: Any, possibly_batched_index: Any) -> Any:
-        put, collate = _Sink.put, self.collate_fn
+        put, collate, indices = _Sink.put, self.collate_fn, possibly_batched_index
         if put is None or not isinstance(collate, _TimedCollate):
-            return fetch(self, possibly_batched_index)
+            return fetch(self, indices)
+        hand, noted, samples = _Sink.hand, None, b""
+        if type(indices).__module__ == _SEEDED:
+            noted = indices.noted = hand.begin(list.copy(indices))  # taking them one by one would seed
+        elif self._labkit_one_by_one and type(indices) is list:
+            indices = _Indices(indices)
+            noted = indices.noted = hand.begin(indices)
         collate.seconds, queued_s, cpu_s = 0.0, run_queue_s(), time.process_time()
         start_s = time.perf_counter()
-        data = fetch(self, possibly_batched_index)
+        try:
+            data = _Sink.lines.making(fetch, self, indices)
+        finally:
+            if noted is not None:
+                size = 2 * len(indices) + 1 if noted[1] != Hand.UNKNOWN else 0
+                samples = noted[:size].tobytes()
+                hand.rest(noted)
+                del indices.noted
         end_s = time.perf_counter()
-        busy_s = time.process_time() - cpu_s + run_queue_s() - queued_s
-        put(BatchTiming(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch))
+        queued_s = run_queue_s() - queued_s
+        busy_s = time.process_time() - cpu_s + queued_s
+        timing = BatchTiming(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch, queued_s)
+        put(timing, samples)
         return data
 
     return timed_fetch
@@ -334,133 +361,40 @@ class _TimedCollate:
         return getattr(self.collate, name)
 
 
-_MAX_PENDING = 64  # pairs of events; the oldest have long been reached when there are this many
+class Asking(threading.local):
+    """The epoch whose next batch this thread waits for, to which a batch that it makes itself belongs."""
+
+    epoch: Any = None
+    loaded_s = 0.0
+    pins = False
 
 
-class DeviceTimes:
-    """Seconds for which the current stream had nothing to do while the host waited for a batch, and of copies.
-
-    An event is recorded when a batch is asked for, behind the kernels that were sent so far, and another one when it is
-    there. The time between them is what the device stood still for: none, if it was still busy when the batch came.
-
-    Attributes:
-        idle_s: Of each batch; empty without CUDA.
-        copy_s: Of each copy from the host, on the stream that was current.
-        busy: Samples of the driver, as `gpu_utilization` gives them.
-    """
-
-    def __init__(self) -> None:
-        self.busy: list[float] = []
-        self._sampler = ExitStack()
-        self.idle_s: list[float] = []
-        self.copy_s: list[float] = []
-        self._pending: list[tuple[list[float], Any, Any]] = []
-        self._lock = threading.Lock()  # a script may copy in several threads
-
-    def start(self) -> Callable[[], None]:
-        """Time copies by `Tensor.to` and `Tensor.cuda`; returns what undoes it."""
-        from torch import Tensor
-
-        originals = {name: getattr(Tensor, name) for name in ("to", "cuda")}
-        for name, original in originals.items():
-            setattr(Tensor, name, self._timed(original))
-
-        def stop() -> None:
-            for name, original in originals.items():
-                setattr(Tensor, name, original)
-            self.read(wait=True)
-            self._sampler.close()
-
-        return stop
-
-    def asked(self) -> Any:
-        """Called when a batch is asked for."""
-        return _event() if _has_device() else None
-
-    def received(self, asked: Any) -> None:
-        """Called when it is there."""
-        if asked is not None:
-            if not self.idle_s and not self._pending:
-                self.busy = self._sampler.enter_context(gpu_utilization())
-            self._add(self.idle_s, asked)
-
-    def read(self, *, wait: bool = False) -> None:
-        """Take over the times of the events that the device has reached; all of them, if it waits."""
-        with self._lock:
-            while self._pending and (wait or self._pending[0][2].query()):
-                into, first, last = self._pending.pop(0)
-                last.synchronize()
-                into.append(first.elapsed_time(last) / 1e3)
-
-    def forget(self) -> None:
-        """Begin again, in a forked process, which can use no device that its parent uses."""
-        self.idle_s, self.copy_s, self.busy, self._pending = [], [], [], []
-        self._lock = threading.Lock()
-
-    def _add(self, into: list[float], first: Any) -> None:
-        last = _event()
-        with self._lock:
-            self._pending.append((into, first, last))
-            is_full = len(self._pending) > _MAX_PENDING
-        if is_full:
-            self.read()
-
-    def _timed(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.is_cuda or not _has_device():
-                return original(self, *args, **kwargs)
-            first = _event()
-            result = original(self, *args, **kwargs)
-            if result.is_cuda:
-                times._add(times.copy_s, first)
-            return result
-
-        times = self
-        return moved
+asking = Asking()
 
 
-def _has_device() -> bool:
-    import torch  # by now the script has imported it
+def timed_pickler(pickler: Any) -> Any:
+    """What queues between processes pickle with."""
 
-    return torch.cuda.is_initialized()
+    class TimedPickler(pickler):
+        @staticmethod
+        def loads(data: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            loaded = pickler.loads(data, **kwargs)
+            asking.loaded_s += time.perf_counter() - began_s
+            return loaded
 
-
-def _event() -> Any:
-    import torch
-
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-_INTERVAL_S = 0.1
+    return TimedPickler
 
 
-@contextmanager
-def gpu_utilization() -> Iterator[list[float]]:
-    """Sample the current CUDA device in a thread while the `with` block runs; no samples if NVML does not answer.
+def answered(detach: Callable[[Any], int]) -> Callable[[Any], int]:
+    """`DupFd.detach`, which asks a worker for the memory of a tensor, without its time."""
 
-    A sample is the share of the time in which a kernel ran, 0 to 1. A kernel that uses one of a hundred multiprocessors
-    counts in full: low means idle, high does not mean well used.
+    @wraps(detach)
+    def timed_detach(self: Any) -> int:
+        began_s = time.perf_counter()
+        try:
+            return detach(self)
+        finally:
+            asking.loaded_s -= time.perf_counter() - began_s
 
-    Source: nvmlDeviceGetUtilizationRates, via torch.cuda.utilization.
-    """
-    import torch
-
-    samples, ended = [], threading.Event()
-
-    def sample() -> None:
-        with suppress(Exception):  # NVML, or its Python package, is missing
-            while not ended.wait(_INTERVAL_S):
-                samples.append(torch.cuda.utilization() / 100)
-
-    thread = threading.Thread(target=sample, name="labkit-gpu-utilization", daemon=True)
-    if torch.cuda.is_initialized():
-        thread.start()
-    try:
-        yield samples
-    finally:
-        ended.set()
-        if thread.is_alive():
-            thread.join()
+    return timed_detach

@@ -13,27 +13,30 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import NothingSeen
-from labkit.measure.usage import core_time
+from labkit.measure.usage import core_time, tree_cpu_s
+from labkit.watching.epochs import EpochFigures
 from labkit.watching.observe import Change, Observer, describe_nothing
-from labkit.watching.script import before_exit
+from labkit.watching.script import Terminal, before_exit
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.findings import WatchReport
 
 
 class Watched:
-    """What `watch` observes; `report()` tells what it saw so far."""
+    """What `watch` observes; `report()` tells what it saw so far, and `epochs` the figures of each epoch."""
 
     def __init__(self, command: str = ""):
         self.observer = Observer()
         self.command = command
-        self._cores, self._began_s = core_time(), time.perf_counter()
+        self._began = core_time(), tree_cpu_s(), time.perf_counter()
         self._report: WatchReport | None = None
         self.loader_s: float | None = None
+        self._figures = EpochFigures(self.observer)
+        self._epochs: list[dict[str, float]] | None = None  # once the observation has ended
 
     def start(self, more: Mapping[str, Change] = MappingProxyType({})) -> None:
         self.observer.start(more)
@@ -41,7 +44,8 @@ class Watched:
     def begin_again(self) -> None:
         """Forget what was seen: this process was forked, and that was its parent's."""
         self.observer.forget()
-        self._report, self._cores, self._began_s = None, core_time(), time.perf_counter()
+        self._figures, self._epochs = EpochFigures(self.observer), None
+        self._report, self._began = None, (core_time(), tree_cpu_s(), time.perf_counter())
 
     def stop(self) -> None:
         """End the observation; its report stays."""
@@ -50,7 +54,27 @@ class Watched:
         except NothingSeen:
             self._report = None
         finally:
+            with suppress(Exception):  # what cannot be told must not end the script
+                self._epochs = self._figures.read()
             self.observer.stop()
+
+    @property
+    def epochs(self) -> list[dict[str, float]]:
+        """The figures of each epoch of the training that has ended so far, as flat dicts for a logger.
+
+        Each has `epoch` (from 0) and `n_batches`; the shares of the time as the report has them, in sum 1: `compute`,
+        `fetch`, `prepare`, `copy`, `hand-over` and `start`; `ready`, the share of its batches that were ready when
+        they were asked for; `step_p50_ms`, `step_p95_ms` and `step_p99_ms`; and the seconds of pauses until the next
+        epoch, which are in none of the other figures: `validation_s`, of loops over other loaders, and
+        `checkpoint_s`, of `torch.save`. What is not known is NaN. The first batches of an epoch count by `start` only,
+        those of the very first one if every epoch starts its workers. An epoch that its loop leaves early has ended
+        when the next one begins.
+
+        >>> for epoch in range(90):  # doctest: +SKIP
+        ...     train(loader)
+        ...     wandb.log(watched.epochs[-1])
+        """
+        return self._figures.read() if self._epochs is None else self._epochs
 
     def report(self) -> "WatchReport":
         """What the training waited for.
@@ -62,11 +86,17 @@ class Watched:
             return self._report
         if all(loader.n_batches < 2 for loader in self.observer.loaders):
             raise NothingSeen(describe_nothing(self.observer))
-        used, seconds = core_time() - self._cores, time.perf_counter() - self._began_s
         from labkit.watching.findings import make_report
 
+        cores, own_s, began_s = self._began
+        busy_s, own_s = (core_time() - cores).busy_s, tree_cpu_s() - own_s
+        core_s = (time.perf_counter() - began_s) * (os.cpu_count() or 1)
         self.observer.device.read()
-        return make_report(self.observer, used, seconds, loader_s=self.loader_s, command=self.command)
+        return make_report(
+            self.observer, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=self.epochs,
+            others_share=max(0.0, busy_s - own_s) / core_s, loader_s=self.loader_s, command=self.command,
+            observed_s=(began_s, time.perf_counter()),
+        )  # fmt: skip
 
 
 _WORKERS = ("torch.utils.data.", "torchdata.", "multiprocessing.")  # modules whose processes train nothing
@@ -85,9 +115,11 @@ class Children:
 
     def start(self) -> None:
         """Observe the processes that are started from now on."""
-        self._watched.start({"multiprocessing.process": self._observe})
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._watched.begin_again)
+        change = self._watched.observer.change
+        self._watched.start({
+            "multiprocessing.process": lambda process: change(process.BaseProcess, "start", self._starting)
+        })  # fmt: skip
+        os.register_at_fork(after_in_child=self._watched.begin_again)
 
     def hand_over(self) -> None:
         """Leave the report of this process, if it has one, where its parent looks."""
@@ -118,58 +150,48 @@ class Children:
         except NothingSeen:
             if not children:
                 raise
-            return replace(_combine(children), command=self._watched.command)
+            from labkit.watching.ranks import combine
+
+            note = "These are the figures of {}, which the script started"
+            many = f"; of its {len(children)} processes this one waits longest for data."
+            note += many if len(children) > 1 else "."
+            return combine("process", children, note, self._watched.command)
         note = f"{len(children)} processes that the script started loaded data, too: they are not in these figures."
         return replace(own, notes=[*own.notes, note]) if children else own
-
-    def _observe(self, process: ModuleType) -> None:
-        self._watched.observer.change(process.BaseProcess, "start", self._starting)
 
     def _starting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(original)
         def start(process: Any) -> None:
             module = getattr(getattr(process, "_target", None), "__module__", None) or ""
-            if not module.startswith(_WORKERS) and (folder := children._make_folder()):
-                process._labkit_begins = _Begins(folder)
+            self._folder = self._folder or observer.folder()
+            if self._folder and not module.startswith(_WORKERS):
+                stall_s = observer.stalls.stall_s if observer.stalls else 0.0
+                process._labkit_begins = _Begins(self._folder, stall_s)
             try:
                 original(process)
             finally:
                 vars(process).pop("_labkit_begins", None)
 
-        children = self
+        observer = self._watched.observer
         return start
-
-    def _make_folder(self) -> str | None:
-        self._folder = self._folder or self._watched.observer.folder()
-        return self._folder
 
 
 class _Begins:
     """Begins an observation where it is unpickled."""
 
-    def __init__(self, folder: str):
-        self._folder = folder
+    def __init__(self, *own: Any):
+        self._own = own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _begin, (self._folder,)
+        return _begin, self._own
 
 
-def _begin(folder: str) -> None:
+def _begin(folder: str, stall_s: float) -> None:
     with suppress(Exception):  # the process must start
-        children = Children(Watched(), folder)
+        watched = Watched()
+        watched.observer.watch_stalls(stall_s, Terminal())
+        children = Children(watched, folder)
         children.start()
         end = functools.cache(children.hand_over)
         before_exit(end)
         atexit.register(end)
-
-
-def _combine(children: list[tuple[str, "WatchReport"]]) -> "WatchReport":
-    """The report of the process that waits longest for data, with a row for each."""
-    import pandas as pd
-
-    name, slowest = min(children, key=lambda child: child[1].shares["compute"])
-    note = f"These are the figures of {name}, which the script started"
-    note += "." if len(children) == 1 else f"; of its {len(children)} processes this one waits longest for data."
-    rows = [{"process": name, "n_batches": each.n_batches, **each.shares} for name, each in children]
-    ranks = pd.DataFrame(rows) if len(rows) > 1 else None
-    return replace(slowest, ranks=ranks, notes=[*slowest.notes, note])

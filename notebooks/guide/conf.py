@@ -12,7 +12,7 @@ project = "labkit"
 version = release = lk.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "guide/index"
-include_patterns = ["[0-9][0-9]*.ipynb", "guide/*.md", "glossary.md"]  # not what a reader made next to them
+include_patterns = ["[0-9][0-9]*.ipynb", "guide/**.md", "glossary.md"]  # not what a reader made next to them
 
 html_theme = "pydata_sphinx_theme"
 html_title = "labkit"

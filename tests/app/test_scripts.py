@@ -116,30 +116,21 @@ def test_no_script_is_left_out():
     assert set(WRONG) == {path.stem for path in SCRIPTS.glob("*.py")}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_from_photos_to_shards_and_back_with_their_sizes(photos, tmp_path):
     shards = [tmp_path / "shards" / f"shard-00000{number}.tar" for number in range(2)]
     succeed(
         ["make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads"],
         ["extract_tars", tmp_path / "out", *shards],
+        ["make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1],
         ["collect_sizes", photos, tmp_path / "sizes" / "sizes.csv"],
     )
     assert sorted((tmp_path / "shards").glob("*.tar")) == shards
+    assert len(contents(tmp_path / "depth" / "train")) == 2
     extracted = sorted(path.read_bytes() for path in (tmp_path / "out").glob("*/**/*.jpg"))
     assert extracted == sorted(path.read_bytes() for path in photos.rglob("*.jpg"))
     assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.stem for path in shards]
     assert [data.count(b"\n") for data in contents(tmp_path / "sizes").values()] == [1 + 6]
-
-
-@pytest.mark.slow
-def test_depth_pairs_come_out_of_their_tar(tmp_path):
-    archive = tmp_path / "depth" / "train.tar"
-    succeed(
-        ["make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1], ["extract_tars", tmp_path / "out", archive]
-    )
-    pairs = contents(tmp_path / "depth" / "train")
-    assert len(pairs) == 2
-    assert pairs.items() <= contents(tmp_path / "out" / "train").items()
 
 
 @pytest.mark.exhaustive

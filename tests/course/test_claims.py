@@ -188,7 +188,7 @@ class TestWhereToStart:
     def test_it_prints_a_table_names_whose_run_it_was_and_links_pages_that_there_are(self, found, tmp_path):
         found("03_persistent_workers", **{"one worker per core over none": (2, 1.5, 2.5)})
         table = course.where_to_start()
-        assert re.search(r"decode +`lk\.make_loader`: .*2x \[1\.5, 2\.5\], one worker per core over none", str(table))
+        assert re.search(r"decode \| `lk\.make_loader`: .*2x \[1\.5, 2\.5\], one worker per core over none", str(table))
         assert str(table).endswith("Measured on this machine.")
         assert "[03_persistent_workers](03_persistent_workers.ipynb) |" in table._repr_markdown_()
         assert "03_persistent_workers</td>" in table.to_html(pages=["01_naive_pil"])

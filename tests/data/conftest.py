@@ -55,6 +55,6 @@ def s3(image_folder, image_tar, tmp_path_factory):
                 (bucket / name / path.relative_to(image_folder)).write_bytes(path.read_bytes())
     (tars / "a.tar").write_bytes(image_tar.read_bytes())
     (tars / "packed.tar").write_bytes(b"\x1f\x8b" + bytes(600))
-    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    pytest.importorskip("s3fs", reason='s3fs is not installed: python -m pip install -e ".[s3]"')
     with serve_s3({"photos": bucket, "tars": tars}) as options:
         yield options, bucket

@@ -32,7 +32,7 @@ from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
 from labkit.peers.peer import Work, labeled_photos
-from tests.image_files import write_pictures
+from tests.image_files import encoded, write_pictures
 from tests.memory_store import MemoryStore
 from tests.paths import run_script, times
 
@@ -88,6 +88,7 @@ def test_an_item_is_the_decoded_image_and_its_label(root):
 def test_pil_data_sets_hand_over_what_pil_reads(root):
     (root / "cat/3.jpg").write_bytes(b"plain text")
     (root / "cat/4.jpg").touch()
+    (root / "cat/5.jpg").write_bytes(encoded(Image.new("RGB", (9, 9)), "GIF"))
     options = {"transform": lambda image: (image.mode, image.size)}
     dataset = lk.PILDataset(lk.FolderStore(root), **options)
     skipping = lk.PILDataset(lk.FolderStore(root), on_error="skip", **options)
@@ -97,6 +98,8 @@ def test_pil_data_sets_hand_over_what_pil_reads(root):
         with pytest.raises(lk.DecodeError, match=rf"cat/{index + 1}\.jpg: PIL cannot decode"):
             dataset[index]
         assert skipping[index].key == dataset.keys[index]
+    with pytest.raises(lk.DecodeError, match=r"cat/5\.jpg: PIL cannot decode .*: it is a GIF, and not a readable JPEG"):
+        dataset[4]
 
 
 @pytest.mark.parametrize("option", [{"on_error": "ignore"}, {"on_error": ""}, {"on_error": None}, {"decoder": "x"}])
@@ -186,7 +189,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_skipped_is_reported_once_at_exit(damaged):
     with tempfile.TemporaryDirectory(prefix="skips-") as logs:  # short: it holds sockets of the workers, too
         command = [sys.executable, "-c", REPORTING, damaged, logs]
@@ -370,9 +373,11 @@ def test_an_own_store_is_told_by_its_class(tmp_path):
         ("Training/cat/1.png", "TEST/cat/1.png", "validation/dog/1.png"),
         ("train/cat/1.png", "train/dog/1.png", "test/1.png"),
         ("train/cat/1.png", "train/dog/1.png"),
+        ("train2017/cat/1.png", "train2017/dog/1.png", "val_2017/cat/1.png"),
+        ("Images/cat/1.png", "masks/cat/1.png", "depth/cat/1.png"),
     ],
 )
-def test_a_root_of_train_and_val_is_refused(tmp_path, names):
+def test_a_root_of_train_and_val_or_of_photos_and_masks_is_refused(tmp_path, names):
     store = stored(tmp_path, *names)
     with pytest.raises(ValueError, match=r"holds the parts of a data set \(.*open each by itself \(root/"):
         lk.ImageDataset(store)
@@ -384,7 +389,7 @@ def test_a_root_of_train_and_val_is_refused(tmp_path, names):
 
 def test_odd_trees_have_the_labels_of_image_folder_too(tmp_path):
     """Trains, and tests of blood; one folder above all; a link to a folder; and what systems keep for themselves."""
-    named = stored(tmp_path / "named", "train/1.png", "train/2.png", "test/1.png")
+    named = stored(tmp_path / "named", "train/1.png", "train/2.png", "test/1.png", "masks/1.png")
     assert of_data_set(named, tmp_path)[1] == of_image_folder(named.root)[1]
     single = stored(tmp_path / "single", "photos/cat/1.png", "photos/dog/1.png")
     with pytest.warns(LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
@@ -393,7 +398,7 @@ def test_odd_trees_have_the_labels_of_image_folder_too(tmp_path):
     (linked.root / "dog").symlink_to("cat")
     assert of_data_set(lk.FolderStore(linked.root), tmp_path)[1] == of_image_folder(linked.root)[1]
     kept = ("@eaDir/1.png/thumb.jpg", "cat/@eaDir/1.png/thumb.jpg", "__MACOSX/cat/1.png", "#recycle/emu/1.png",
-            "$RECYCLE.BIN/1.png", ".ipynb_checkpoints/1.png")  # fmt: skip
+            "lost+found/1.png", "$RECYCLE.BIN/1.png", ".ipynb_checkpoints/1.png")  # fmt: skip
     store = stored(tmp_path / "kept", "cat/1.png", "dog/1.png", *kept)
     for labeled in (of_data_set, of_a_tar):
         assert labeled(store, tmp_path)[1] == {"cat/1.png": 0, "dog/1.png": 1}
@@ -500,7 +505,9 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
                 lk.open_store(place).keys()
             with pytest.raises(ValueError, match=r" 3 images with suffixes .*\(3 \.gif;"):
                 lk.open_store(place, ignore=set(OTHERS) - {".gif"}).keys()
-            named = literal_eval(str(failure.value).rpartition("ignore=")[2])  # the remedy can be pasted
+            named = literal_eval(
+                str(failure.value).rpartition("ignore=")[2].removesuffix(")")
+            )  # the remedy can be pasted
             assert lk.open_store(place, ignore=named).keys() == ["cat/a.png", "dog/b.JPG"]
             assert lk.open_store(place, ignore=[*named, ".jpg"]).keys() == ["cat/a.png"]
     assert len(lk.collect_sizes(root)) == 15

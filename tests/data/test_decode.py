@@ -27,6 +27,7 @@ from labkit import course
 from labkit.course.oracles import HEIGHT, WIDTH, broken_files, encode_png, exif_of, oracle_files, picture, reference
 from labkit.data import decode as decode_module
 from labkit.data.decode import load_decoder, missing_decoders
+from labkit.data.depth import decode_picture
 from labkit.data.partial_jpeg import LIBRARY_VARIABLE, load_library
 from labkit.loading.limits import entropy_limit
 from tests import jpeg_files, oriented_files
@@ -229,7 +230,31 @@ def with_a_broken_scan() -> dict[str, bytes]:
     }
 
 
-DAMAGED = {**broken_files(), **without_end(), **with_a_broken_scan()}
+def with_lost_restarts() -> dict[str, bytes]:
+    """JPEGs of which intervals between restart markers are lost or out of turn, of which libjpeg only warns."""
+    files = {}
+    for kind, options in {"sequential": {}, "progressive": {"progressive": True}}.items():
+        whole = encoded(Image.fromarray(grainy()), quality=90, restart_marker_blocks=2, **options)
+        starts = [found.start() for found in re.finditer(rb"\xff[\xd0-\xd7]", whole)]
+        a, b, c = starts[1:4]
+        files[f"{kind}, an interval lost"] = whole[:a] + whole[b:]
+        files[f"{kind}, two swapped"] = whole[:a] + whole[b:c] + whole[a:b] + whole[c:]
+        files[f"{kind}, a marker lost"] = whole[:a] + whole[a + 2 :]
+        if kind == "sequential":
+            files["eight intervals lost"] = whole[:a] + whole[starts[9] :]
+            files["no frame"] = whole.replace(b"\xff\xc0", b"\xff\xde", 1)
+    return {f"{name}.jpeg": data for name, data in files.items()}
+
+
+DAMAGED = {**broken_files(), **without_end(), **with_a_broken_scan(), **with_lost_restarts()}
+
+
+def test_a_marker_behind_the_last_interval_is_no_damage(decoder):
+    """Some encoders write one; libjpeg skips it."""
+    whole = encoded(picture(), quality=92, restart_marker_blocks=2)
+    numbers = re.findall(rb"\xff([\xd0-\xd7])", whole)
+    more = whole[:-2] + bytes([0xFF, 0xD0 + len(numbers) % 8]) + whole[-2:]
+    np.testing.assert_array_equal(decoded(more, decoder), decoded(whole, decoder))
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -243,7 +268,9 @@ def test_a_damaged_file_is_refused_by_name(decoder, name):
     [
         *((encoded(picture(), kind), f"a {kind}") for kind in ("GIF", "BMP", "TIFF")),
         (b"\0\0\0\x1cftypavif", "an AVIF"), (b"\0\0\0\x1cftypheic", "a HEIC"), (b"\n <html>", "a web page"),
-        (b"<svg ", "an SVG"), (b"\xff\xd8\xff", "a damaged JPEG"), (b"\x89PNG", "a damaged PNG"),
+        (b"<svg ", "an SVG"), (b"\xff\xd8\xff", "a damaged JPEG"),
+        (b"\xff\xd8\xff\xc1\0\x0b\x0c\0\x08\0\x08\1\1\x11\0\xff\xd9", "a JPEG of 12 bits a sample"),
+        (b"\x89PNG", "a damaged PNG"),
         (bytes(40), "a file of zeros"), (b"RIFF\0\0\0\0WEBP", "a damaged WebP"),
         (b"\xff\x0a", "a JPEG XL"), (b"\0\0\0\x0cjP  ", "a JPEG 2000"),
         (b"%PDF-1.7", r"unknown bytes that begin with b'%PDF-1.7'"),
@@ -293,6 +320,14 @@ def test_every_decoder_finds_the_orientation_that_pillow_finds_and_only_moves_pi
     for path, pixels in images.items():
         stored = PIXELS if path.suffix in (".png", ".webp") else as_stored
         assert np.array_equal(pixels, UPRIGHT[oriented[path]](stored)), path.name
+
+
+@pytest.mark.parametrize("name", oriented_files.broken())
+def test_pillow_reads_it_through_other_data_sets_too(name):
+    data = oriented_files.broken()[name]
+    image, _ = lk.PILDataset(MemoryStore({name: data}), classes=[])[0]
+    assert np.array_equal(np.asarray(image), decoded(data, "pil"))
+    assert np.array_equal(decode_picture(data, "rgb"), decoded(data, "pil"))
 
 
 def of_batches(store, path):

@@ -147,7 +147,7 @@ def assert_equal(found: dict, expected: dict) -> None:
             assert found[name] == value, name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("preset", "mode"), [(preset, mode) for preset in SETS for mode in ("train", "evaluate")])
 def test_every_key_is_marigolds_plain_and_fast(sets, preset, mode):
     """And `random.random()` is called once a pair, as there."""

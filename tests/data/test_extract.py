@@ -213,9 +213,10 @@ TOO_LONG = r"is longer than a path can be \(4096 bytes\). Nothing of it was extr
         ("path", "x\0y", tarfile.REGTYPE, "has a zero byte in"),
         ("path", "x" * 5000, tarfile.REGTYPE, TOO_LONG),
         ("path", "a/" * 30_000 + "x", tarfile.REGTYPE, TOO_LONG),
+        ("path", "a/" * 1_500 + "x", tarfile.REGTYPE, "lies 1501 folders deep, where 500 are allowed. Nothing of it"),
         ("linkpath", "x\0y", tarfile.SYMTYPE, r"is a link to 'x\\x00y', which is not a file"),
     ],
-    ids=["a zero byte", "long", "deep", "a zero byte in a link"],
+    ids=["a zero byte", "long", "very deep", "deep", "a zero byte in a link"],
 )
 def test_a_name_that_no_system_takes_is_refused(tmp_path, record, value, kind, said):
     bad = member("x", kind=kind, pax_headers={record: value})

@@ -205,7 +205,13 @@ def test_threads_have_connections_of_their_own_and_more_when_asked_for(photo, al
     assert photo.connections == expected
 
 
-TRANSIENT = [*map(status, (500, 502, 503, 504, 408)), status(429, Retry_After="0"), cut, drop, noise]
+TRANSIENT = [
+    *map(status, (500, 502, 503, 504, 505, 507, 520, 599, 408, 425)),
+    status(429, Retry_After="0"),
+    cut,
+    drop,
+    noise,
+]
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
@@ -248,6 +254,14 @@ def test_waits_grow_and_are_bounded(photo, waits):
     assert len(waits) >= 10
     assert max(waits) == 10
     assert all(later > earlier for earlier, later in zip(waits, waits[2:], strict=False) if earlier < 10)
+
+
+@pytest.mark.parametrize("retry_after", ["soon", "-5", "nan", "Fri, 99 Foo", ""])
+def test_a_wait_that_is_no_number_or_date_is_as_none(photo, waits, retry_after):
+    photo.script[PATH] = [status(503, Retry_After=retry_after)] * 3
+    assert make_get(photo, retries=3)() == DATA
+    assert len(photo.asked) == 4
+    assert all(seconds < 2 for seconds in waits)
 
 
 @pytest.mark.parametrize("code", [400, 418, 501, 204, 401, 403])
@@ -491,7 +505,8 @@ def _failing_scheme():
     [
         (ClientError("http://user:secret@host/a?signature"), r"no complete answer \(ClientError\): check the server"),
         (OSError(121, "Internal Server Error"), r"no complete answer \(Internal Server Error\): check the server"),
-        (PermissionError("Access Denied"), "access denied; check the credentials"),
+        (PermissionError("Access Denied"), r"access denied \(Access Denied\); check the credentials"),
+        (PermissionError("No such key; signature=secret."), r"access denied \(No such key; signature=\.\.\.\); check"),
     ],
 )
 def test_a_clients_own_errors_name_the_object_and_no_secret(error, said):

@@ -367,7 +367,7 @@ def http(shards):
 
 @pytest.fixture(scope="module")
 def s3(shards):
-    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
+    pytest.importorskip("s3fs", reason='s3fs is not installed: python -m pip install -e ".[s3]"')
     with course.serve_s3({"photos": shards}) as storage_options:
         yield storage_options
 

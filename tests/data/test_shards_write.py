@@ -188,6 +188,7 @@ def test_the_script_writes_shards(photos, written, tmp_path):
     assert result.exit_code == 0
     assert result.stdout.endswith("7 shards\n")
     assert contents(tmp_path / "set") == contents(written)
+    assert run_script("make_shards", photos, tmp_path / "one").stdout.endswith(" 1 shard\n")
 
 
 # Interrupted, and run again
@@ -265,6 +266,22 @@ def test_two_processes_may_write_the_same_set(photos, tmp_path):
     write_some = partial(write, lk.FolderStore(photos), max_count=2)
     in_children("fork", write_some, *[(tmp_path / "set",)] * 2)
     assert contents(tmp_path / "set") == contents(write_some(tmp_path / "expected"))
+
+
+@pytest.mark.parametrize("at", ["settings.json", "shard-000001.json"])
+def test_another_process_may_finish_the_same_set_meanwhile(photos, written, tmp_path, monkeypatch, at):
+    root, replace = tmp_path / "set", Path.replace
+
+    def finish_first(self, target):
+        if Path(target).name == at and not (root / "manifest.json").exists():
+            for path in written.iterdir():
+                shutil.copy(path, root)
+            shutil.rmtree(root / "unfinished")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", finish_first)
+    write(lk.FolderStore(photos), root, max_count=3, num_workers=1)
+    assert contents(root) == contents(written)
 
 
 def test_half_shards_of_the_dead_are_removed_those_of_the_living_are_not(photos, tmp_path):

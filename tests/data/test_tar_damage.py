@@ -145,6 +145,24 @@ def test_a_damaged_header_is_an_error(tmp_path, plan, read, suffix):
 
 
 @some_readers
+@pytest.mark.parametrize(
+    ("writer", "block"),
+    [(tarfile.GNU_FORMAT, 1), (tarfile.GNU_FORMAT, 2), (tarfile.PAX_FORMAT, 1), (tarfile.PAX_FORMAT, 2)],
+    ids=["GNU", "GNU's second block", "pax", "pax' second block"],
+)
+def test_zeros_over_a_long_name_are_an_error(tmp_path, read, suffix, writer, block):
+    """`tarfile` takes them for the end of the name, and gives the member another."""
+    path, members = tmp_path / f"set.tar{suffix}", {"0.jpg": b"0", "long" * 200 + ".jpg": b"1", "2.jpg": b"2"}
+    whole = make_tar(tmp_path / "plain", members, format=writer).read_bytes()
+    start = offset_of("long" * 200 + ".jpg", whole)
+    at = start + block * BLOCK
+    path.write_bytes(PACKERS[suffix](whole[:at] + bytes(BLOCK) + whole[at + BLOCK :]))
+    os.remove(tmp_path / "plain")
+    with refusal(path, f"the header at byte {start} cannot be read", "last whole member is '0.jpg'"):
+        READERS[read](path)
+
+
+@some_readers
 @pytest.mark.parametrize("size", [1 << 40, 1 << 62], ids=["some disks", "no disk"])
 def test_a_member_larger_than_the_file_is_an_error(tmp_path, read, suffix, size):
     """`tarfile` would go on skipping long after its end. The second is larger than any disk, and than a seek."""

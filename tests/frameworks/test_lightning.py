@@ -65,6 +65,15 @@ def test_one_device_gets_the_loaders_own_batches_and_resumes_exactly_in_mid_epoc
     assert len(rest) in (12, 16)  # whether Lightning saves before it counts the step
 
 
+def test_batch_loader_resumes_exactly_in_mid_epoch_too(tmp_path, first_photos):
+    given = {"kind": "BatchLoader", "photos": str(first_photos(12))}
+    [epochs] = fit(tmp_path, stop=[1, 1], **given)
+    [(before, rest)] = fit(tmp_path, resume=True, **given)
+    assert before == []
+    assert 0 < len(rest) < len(epochs[1])
+    assert epochs[1][-len(rest) :] == rest
+
+
 @pytest.mark.parametrize(
     ("kind", "num_workers", "injects"),
     [*itertools.product(["make_loader"], [0, 1], [True, False]), ("sampler", 0, True), ("BatchLoader", 0, True)],

@@ -152,11 +152,10 @@ def test_pictures_are_jpeg_png_or_webp(tmp_path):
     """Pillow would hand Encapsulated PostScript to Ghostscript, which runs it."""
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     assert Image.open(io.BytesIO(eps)).format == "EPS"
-    with pytest.raises(lk.DecodeError, match="not a readable JPEG, PNG or WebP"):
-        decode_picture(eps, "depth")
     (tmp_path / "a.jpg").write_bytes(eps)
-    with pytest.raises(lk.DecodeError, match="cannot identify"):
-        lk.PILDataset(lk.FolderStore(tmp_path))[0]
+    for read in (lambda: decode_picture(eps, "depth"), lambda: lk.PILDataset(lk.FolderStore(tmp_path))[0]):
+        with pytest.raises(lk.DecodeError, match="not a readable JPEG, PNG or WebP"):
+            read()
 
 
 # Tars.

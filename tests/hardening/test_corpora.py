@@ -26,12 +26,6 @@ def test_sound_and_damaged_files_make_no_fault(photo_set, tmp_path):
     assert (counts["tars"], counts["skipped by BatchLoader"]) == (1, 1)
 
 
-def test_folders_that_are_no_classes_are_read_too(photo_set, tmp_path):
-    collection(tmp_path / "set/test", photo_set)
-    counts, faults = corpora.check(tmp_path / "set")
-    assert (faults, counts["images"]) == ([], 3)
-
-
 def test_what_differs_is_named(photo_set, tmp_path, monkeypatch):
     root = collection(tmp_path / "set", photo_set)
     monkeypatch.setattr(ImageOps, "exif_transpose", ImageOps.flip)  # another oracle

@@ -212,7 +212,7 @@ def test_errors_of_a_variant_and_of_an_item_keep_all_but_credentials(guarded, to
     assert isinstance(told.failing(lk.map_items, failing, [1], engine="threads", progress=False), ItemErrors)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_notebook_that_was_run_holds_no_credentials(guarded, told, tmp_path_factory, caplog):
     caplog.set_level(logging.INFO, "traitlets")  # else nbclient logs all that the kernel says
     code = "import os; print('read', os.environ['URL']); raise OSError(os.environ['URL'])"

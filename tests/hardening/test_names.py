@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import tarfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from labkit.errors import ItemErrors
 from labkit.measure.frames import save_frame
 from tests.hardening.fuzz.tables import lists
 from tests.hardening.inputs import files_of, image_bytes
-from tests.hardening.searches import bounded, fewer
+from tests.hardening.searches import fewer
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script
@@ -75,8 +74,8 @@ def test_folders_servers_and_sizes_have_every_key(tmp_path):
 
 
 def test_s3_has_every_key(tmp_path):
-    pytest.importorskip("moto.server", reason='moto is not installed: python -m pip install -e ".[test]"')
-    tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline, which moto refuses
+    pytest.importorskip("s3fs", reason='s3fs is not installed: python -m pip install -e ".[s3]"')
+    tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline
     with course.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
         assert files_of(lk.ObjectStore("s3://photos", **options)) == tree
 
@@ -112,25 +111,6 @@ def test_tars_are_extracted_and_read_under_the_same_names(tmp_path, monkeypatch,
     assert contents(extracted) == tree
     assert set(os.listdir()) == {"out", "x.tar"}
     assert files_of(lk.TarStore(make_tar(tmp_path / "y.tar", TREE, format=form))) == TREE
-
-
-@bounded
-@given(st.lists(st.sampled_from(["a", "..", ".", "", " ", "..."]) | stems, max_size=6).map("/".join))
-@example("a/../../b")
-@example("a/..")
-@example("/a")
-def test_a_member_of_any_name_lies_below_its_folder_or_is_refused(tmp_path, name):
-    """Refused is what begins at the root, goes up, or names nothing, and no more."""
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    archive = make_tar(tmp_path / "x.tar", {name: b"x"})
-    extract = partial(lk.extract_tars, archive, tmp_path / "out", engine="threads", **QUIET)
-    if name.startswith("/") or ".." in name.split("/") or os.path.normpath(name) == ".":
-        with pytest.raises(ItemErrors, match="UnsafeTarError"):
-            extract()
-    else:
-        [root] = extract()
-        assert contents(root) == {os.path.normpath(name): b"x"}
-    assert set(os.listdir(tmp_path)) <= {"x.tar", "out"}
 
 
 @fewer

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import urllib3
 
 import labkit as lk
+from labkit import course
 
 NO_PLACES = {
     "a number": 5, "nothing": None, "a list": ["photos"], "a flag": True, "a class": lk.FolderStore,
@@ -58,6 +60,7 @@ READERS = {
     "ImageDataset": lambda value: lk.ImageDataset(value)[0],
     "PILDataset": lambda value: lk.PILDataset(value)[0],
     "BatchLoader": lambda value: first(lk.BatchLoader(value)),
+    "SimulatedStore": lambda value: course.SimulatedStore(value, wait=False).read("a.jpg"),
     "PixelStore": lambda value: lk.PixelStore(value)[0],
     "PixelStore.build": lambda value: lk.PixelStore.build(value, "built.pixels", progress=False),
     "write_shards": lambda value: lk.write_shards(value, "written", progress=False, num_workers=0),
@@ -115,6 +118,8 @@ OTHERS = {
     "images to mix": (lambda value: lk.mixup(value, torch.arange(2), num_classes=2), [5, None, "a"]),
     "a recipe": (lambda value: lk.make_augment(value), [5, None, "bright", {}]),
     "a recipe's size": (lambda value: lk.Recipe(size=value), [0, "224", (224, 224)]),
+    "a disk": (lambda value: course.SimulatedStore("photos", value), ["hdd", 5, None]),
+    "files to evict": (lambda value: course.evict(value), ["photos", Path("photos"), b"photos"]),
     "a cache": (lambda value: lk.read_shards("shards", cache=value), ["folder", 5, Path("folder")]),
     "a config": (lambda value: lk.make_loader(dataset(), value), [32, "fast", {"batch_size": 4}]),
     "a sampler": (lambda value: loader(sampler=value), [5, "abc", b"abc", lk.FolderStore]),
@@ -154,6 +159,11 @@ def place(tmp_path_factory) -> Path:
     next((root / "shards").glob("*.tar")).rename(root / "photos.tar")
     lk.write_shards(root / "photos", root / "shards", progress=False, num_workers=0)
     return root
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_between_requests(monkeypatch):
+    monkeypatch.setattr(urllib3.Retry, "sleep", lambda *about: None)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,24 +1,33 @@
 """BatchLoader: pixels of the plain path, each image once with its label, nothing lost, and kept batches stay."""
 
 import copy
+import io
 import itertools
+import sys
 
+import albumentations as A
+import cloudpickle
 import cv2
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, WeightedRandomSampler
+from torchvision import transforms as v1, tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
 from labkit.course.oracles import oracle_files
 from labkit.data import partial_jpeg
-from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
+from labkit.loading.crops import flips, random_crops, uniforms
 from tests.image_files import encoded
 from tests.loaders import same, solid, store_that_reads
 from tests.memory_store import MemoryStore
+
+# Else each worker would import this file, with all that it imports, which takes seconds.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES = {"dtype": torch.bfloat16, "mean": MEAN, "std": STD}
@@ -67,13 +76,13 @@ def plain(whole, *, antialias=True, size=32):
     """The same crops, cut out of images decoded whole."""
     draws = uniforms(0, 0, np.arange(len(whole)))
     crops = random_crops(draws, np.array([image.shape[1:] for image in whole]), (0.08, 1.0), (3 / 4, 4 / 3))
-    images = []
+    images, shape = [], [size, size] if isinstance(size, int) else list(size)
     for image, crop, flip in zip(whole, crops.tolist(), flips(draws, 0.5), strict=True):
         if antialias:
-            row = F.resized_crop(image, *crop, [size, size], antialias=True)
+            row = F.resized_crop(image, *crop, shape, antialias=True)
         else:
             cut = F.crop(image, *crop).permute(1, 2, 0).numpy()
-            row = torch.from_numpy(cv2.resize(cut, (size, size), interpolation=cv2.INTER_LINEAR)).permute(2, 0, 1)
+            row = torch.from_numpy(cv2.resize(cut, shape[::-1], interpolation=cv2.INTER_LINEAR)).permute(2, 0, 1)
         images.append(row.flip(2) if flip else row)
     return torch.stack(images)
 
@@ -192,12 +201,62 @@ class TestPixels:
         assert loader_of(pixels).classes == pixels.classes
         assert not recwarn.list
 
-    def test_for_evaluation_are_the_middle(self, pictures):
-        images, _ = epoch_of(loader_of(pictures, train=False, scaled_decoding=False))
-        whole = decoded(pictures)
-        crops = middle_crops(np.array([image.shape[1:] for image in whole]), 32).tolist()
-        expected = [F.resized_crop(image, *crop, [32, 32]) for image, crop in zip(whole, crops, strict=True)]
-        assert largest_difference(images, torch.stack(expected)) <= 1
+    @pytest.mark.parametrize(("size", "resize"), [(224, None), (224, 235), ((96, 160), 128), (32, None)])
+    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+    def test_for_evaluation_are_those_of_torchvision(self, photos, size, resize, interpolation):
+        """As timm's evaluation, too: `resize=int(224 / 0.95)` is its crop_pct of 0.95."""
+        loader = loader_of(photos, train=False, size=size, resize=resize, interpolation=interpolation)
+        images, _ = epoch_of(loader)
+        short_side = resize or round(size / 0.875)
+        mode = v1.InterpolationMode(interpolation)
+        steps = v2.Compose([v2.Resize(short_side, mode), v2.CenterCrop(size)])
+        assert torch.equal(images, torch.stack(list(map(steps, decoded(photos)))))
+        steps = v1.Compose([v1.Resize(short_side, mode), v1.CenterCrop(size), v1.PILToTensor()])
+        expected = torch.stack([steps(Image.fromarray(image.permute(1, 2, 0).numpy())) for image in decoded(photos)])
+        assert largest_difference(images, expected) <= (1 if interpolation == "bilinear" else 2)
+        assert (images != expected).float().mean() < 0.01
+
+    def test_for_evaluation_fill_what_lies_beyond_a_photo(self, pictures):
+        """As torchvision's CenterCrop fills up what is smaller, with zeros."""
+        images, _ = epoch_of(loader_of(pictures, train=False, size=(90, 150), resize=60))
+        steps = v2.Compose([v2.Resize(60), v2.CenterCrop((90, 150))])
+        assert torch.equal(images, torch.stack(list(map(steps, decoded(pictures)))))
+        assert not images[:, :, :15].any()
+
+    def test_for_evaluation_without_antialiasing_are_those_of_opencv(self, photos):
+        images, _ = epoch_of(loader_of(photos, train=False, size=224, antialias=False))
+        for got, image in zip(images, decoded(photos), strict=True):
+            height, width = image.shape[1:]
+            shape = (int(256 * width / height), 256) if height < width else (256, int(256 * height / width))
+            whole = cv2.resize(image.permute(1, 2, 0).numpy(), shape, interpolation=cv2.INTER_LINEAR)
+            expected = F.center_crop(torch.from_numpy(whole).permute(2, 0, 1), [224, 224])
+            assert largest_difference(got, expected) <= 1
+
+    def test_of_a_letterbox_have_the_whole_photo_in_its_shape(self, photos):
+        images, _ = epoch_of(loader_of(photos, train=False, size=(160, 128), fit="pad", fill=114))
+        for got, image in zip(images, decoded(photos), strict=True):
+            height, width = image.shape[1:]
+            scale = min(160 / height, 128 / width)
+            shape = round(width * scale), round(height * scale)
+            expected = Image.new("RGB", (128, 160), (114, 114, 114))
+            photo = Image.fromarray(image.permute(1, 2, 0).numpy()).resize(shape, Image.Resampling.BILINEAR)
+            expected.paste(photo, ((128 - shape[0]) // 2, (160 - shape[1]) // 2))
+            assert largest_difference(got, F.pil_to_tensor(expected)) <= 1
+
+    def test_of_a_stretched_photo_are_those_of_pil(self, photos):
+        images, _ = epoch_of(loader_of(photos, train=False, size=(64, 96), fit="stretch"))
+        for got, image in zip(images, decoded(photos), strict=True):
+            photo = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((96, 64), Image.Resampling.BILINEAR)
+            assert largest_difference(got, F.pil_to_tensor(photo)) <= 1
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+    @files_and_pixels
+    def test_may_have_any_height_and_width(self, source, dtype):
+        images, _ = epoch_of(loader_of(source, size=(24, 40), dtype=dtype))
+        assert images.shape[1:] == (3, 24, 40)
+        got = in_order(source, size=(24, 40), scaled_decoding=False)
+        whole = [image for image, _ in source] if isinstance(source, lk.PixelStore) else decoded(source)
+        assert largest_difference(got, plain(whole, size=(24, 40))) <= 1
 
     @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
     @files_and_pixels
@@ -215,6 +274,244 @@ class TestPixels:
                 for (images, _), plain_bytes in zip(loader, bytes_of_batches, strict=True):
                     assert images.is_contiguous(memory_format=memory_format)
                     assert same(images, v2.Compose(steps)(plain_bytes).to(dtype))
+
+
+class TestLabels:
+    @pytest.mark.parametrize("num_processes", [0, 1])
+    @files_and_pixels
+    def test_of_ones_own_go_with_the_images_that_are_chosen(self, source, num_processes):
+        """Also where a batch sampler or threads give them in another order."""
+        names = list(source.keys if isinstance(source, lk.PixelStore) else source.keys())[::-2]
+        numbers = range(len(names))
+        for values in ([n / 2 for n in numbers], [[n, 1] for n in numbers], [{"n": n} for n in numbers]):
+            options = {"keys": names, "labels": values, "return_keys": True, "num_processes": num_processes}
+            loader, given = loader_of(source, **options), dict(zip(names, values, strict=True))
+            for images, labels, keys in loader:
+                found = labels.tolist() if isinstance(labels, torch.Tensor) else labels
+                assert found == [given[key] for key in keys]
+                assert len(images) == len(keys)
+            assert loader.keys == names
+            assert len(loader.dataset) == len(names)
+
+    @files_and_pixels
+    def test_of_a_part_are_those_of_the_whole(self, source):
+        whole = loader_of(source)
+        names = list(whole.keys)[1::3]
+        loader = loader_of(source, keys=names, classes=whole.classes, return_keys=True, train=False)
+        [(images, labels, keys)] = list(loader)
+        assert keys == names
+        assert labels.tolist() == [whole.labels[list(whole.keys).index(key)] for key in names]
+        everything = torch.cat([images for images, _ in loader_of(source, train=False)])
+        assert torch.equal(images, everything[1::3])
+
+    def test_of_skipped_images_are_left_out_with_them(self, pictures):
+        names = list(pictures.keys())
+        files = {key: b"not an image" if key == names[2] else pictures.read(key) for key in names}
+        options = {"on_error": "skip", "shuffle": False, "return_keys": True}
+        loader = loader_of(MemoryStore(files), labels=[float(n) for n in range(len(names))], **options)
+        images, labels, keys = next(iter(loader))
+        assert keys == [names[n] for n in (0, 1, 3, 4)]
+        assert labels.tolist() == [0, 1, 3, 4]
+        assert len(images) == 4
+
+
+def where_no_test_was_imported(image):
+    assert not [name for name in sys.modules if name.startswith("tests.")]
+    return image
+
+
+def upside_down(image):
+    return image.flip(1)
+
+
+def without_its_table(image):
+    raise FileNotFoundError("table of colors")
+
+
+upside_down.draws_globally = without_its_table.draws_globally = False
+
+
+def noise(image):
+    return image ^ torch.randint(255, image.shape, dtype=torch.uint8)
+
+
+def crops_of(sizes):
+    """Those of the first epoch with seed 0, and which of them are mirrored."""
+    draws = uniforms(0, 0, np.arange(len(sizes)))
+    return random_crops(draws, np.array(sizes), (0.08, 1.0), (3 / 4, 4 / 3)).tolist(), flips(draws, 0.5)
+
+
+class TestTargets:
+    @pytest.fixture
+    def masks(self, pictures):
+        """One for each picture; the largest number is the class that is ignored."""
+        generator, files = np.random.default_rng(1), {}
+        for key in pictures.keys():  # noqa: SIM118
+            _, height, width = lk.decode(pictures.read(key)).shape
+            mask = Image.fromarray(generator.integers(0, 7, (height, width), dtype=np.uint8))
+            files[key.replace("jpg", "png")] = encoded(mask, "png")
+        return files
+
+    @pytest.mark.parametrize("num_processes", [0, 1])
+    def test_are_cropped_with_the_image(self, pictures, masks, num_processes):
+        sizes = [image.shape[1:] for image in decoded(pictures)]
+        boxes = {key: [[5, 6, 60, 50], [0, 0, 9, 9]] for key in pictures.keys()}  # noqa: SIM118
+        targets = {
+            "mask": lk.Masks(MemoryStore(masks)),
+            "boxes": lk.Boxes(boxes, labels={key: [7, 8] for key in boxes}),
+        }
+        loader = loader_of(pictures, shuffle=False, targets=targets, num_processes=num_processes)
+        got = [targets for _, targets in loader]
+        found = torch.cat([each["mask"] for each in got])
+        found_boxes = [one for each in got for one in each["boxes"]]
+        assert set(got[0]) == {"mask", "boxes"}
+        for number, (key, crop, flip) in enumerate(zip(boxes, *crops_of(sizes), strict=True)):
+            mask = tv_tensors.Mask(Image.open(io.BytesIO(masks[key.replace("jpg", "png")])))
+            whole = tv_tensors.BoundingBoxes(boxes[key], format="XYXY", canvas_size=sizes[number], dtype=torch.float32)
+            mask, whole = (F.resized_crop(each, *crop, [32, 32]) for each in (mask, whole))
+            mask, whole = (F.horizontal_flip(each) if flip else each for each in (mask, whole))
+            assert torch.equal(found[number], mask[0])
+            clipped = F.clamp_bounding_boxes(whole)
+            kept = (clipped[:, 2:] > clipped[:, :2]).all(1)
+            torch.testing.assert_close(found_boxes[number]["boxes"], torch.Tensor(clipped)[kept], atol=1e-3, rtol=1e-4)
+            assert found_boxes[number]["labels"].tolist() == torch.tensor([7, 8])[kept].tolist()
+
+    @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+    def test_are_fitted_with_the_image(self, pictures, fit):
+        """A photo is its own mask, so that both show the same place."""
+        grays = {key: Image.fromarray(lk.decode(pictures.read(key))[0].numpy()) for key in pictures.keys()}  # noqa: SIM118
+        store = MemoryStore({key: encoded(gray.convert("RGB"), "png") for key, gray in grays.items()})
+        masks = lk.Masks(MemoryStore({key: encoded(gray, "png") for key, gray in grays.items()}))
+        for images, targets in loader_of(store, train=False, size=(48, 40), fit=fit, targets={"mask": masks}):
+            differences = (images[:, 0].int() - targets["mask"].int()).abs().float()
+            assert differences.mean() < 12
+            assert ((images[:, 0] == 0).float().mean() > 0.1) == ((targets["mask"] == 0).float().mean() > 0.1)
+
+    def test_take_the_place_of_labels_unless_those_are_given(self, pictures, masks):
+        targets = {"mask": lk.Masks(MemoryStore(masks))}
+        _, found, keys = next(iter(loader_of(pictures, targets=targets, labels=[0.5] * 12, return_keys=True)))
+        assert set(found) == {"mask", "label"}
+        assert found["label"].tolist() == [0.5] * 5
+        assert len(keys) == 5
+
+    def test_are_refused_where_they_cannot_be(self, pictures, pixels, masks):
+        targets = {"mask": lk.Masks(MemoryStore(masks))}
+        with pytest.raises(ValueError, match="a PixelStore does not have: load the files"):
+            loader_of(pixels, targets=targets)
+        with pytest.raises(ValueError, match="targets go with one crop of each image"):
+            loader_of(pictures, targets=targets, crops=[(32, (0.5, 1), 2)])
+
+
+class TestRanks:
+    def test_give_an_image_that_several_of_them_draw_a_crop_each(self, pictures, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        found, sampler = {}, WeightedRandomSampler([1] * 12, 24)
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            for images, _, keys in loader_of(pictures, sampler=sampler, return_keys=True, flip=0):
+                for image, key in zip(images, keys, strict=True):
+                    found.setdefault(key, []).append(image)
+        several = [images for images in found.values() if len(images) > 1]
+        assert sum(map(len, found.values())) == 24
+        assert several
+        assert not any(torch.equal(*pair) for images in several for pair in itertools.combinations(images, 2))
+
+    def test_refuse_a_state_of_other_weights(self, pictures, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "0")
+        state = loader_of(pictures, sampler=WeightedRandomSampler([1] * 12, 12)).state_dict()
+        monkeypatch.delenv("WORLD_SIZE")
+        for other in (WeightedRandomSampler([2] + [1] * 11, 12), WeightedRandomSampler([1] * 12, 6)):
+            with pytest.raises(ValueError, match="the state was taken with sampler='WeightedRandomSampler"):
+                loader_of(pictures, sampler=other).load_state_dict(state)
+
+
+class TestATransform:
+    @pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}, {"memory_format": torch.contiguous_format}])
+    @files_and_pixels
+    def test_is_called_with_each_crop(self, source, options):
+        """Whatever is made of its bytes afterwards, and with as many threads or processes as there are."""
+        expected = [images.flip(2) for images, _ in loader_of(source, **options)]
+        for own in ({}, {"num_processes": 2}, {"num_threads": 1}):
+            loader = loader_of(source, transform=upside_down, **options, **own)
+            assert same([images for images, _ in loader], expected)
+
+    def test_is_called_in_workers_that_import_nothing_else(self, pictures):
+        """By the names of what it holds, pickle may find any module: pytest's were, which take seconds to import."""
+        assert len(list(loader_of(pictures, transform=where_no_test_was_imported, num_processes=1))) == 3
+
+    def test_draws_by_image_epoch_and_occurrence_alone(self, pictures):
+        compose = A.Compose([A.HueSaturationValue(p=1), A.GaussNoise(p=1)])
+        whole = {"flip": 0, "scale": (1, 1), "ratio": (1, 1)}
+        options = {"transform": compose, "sampler": [3, 3, 5, 1], "batch_size": 2, **whole}
+        first, again = (loader_of(pictures, **options, num_threads=n) for n in (1, 3))
+        epochs = [torch.cat([images for images, _ in first]) for _ in range(2)]
+        assert torch.equal(epochs[0], torch.cat([images for images, _ in again]))
+        assert not torch.equal(epochs[0], epochs[1])
+        assert not torch.equal(epochs[0][0], epochs[0][1])
+
+    def test_that_may_draw_as_the_training_does_is_only_called_in_processes(self, pictures):
+        with pytest.raises(ValueError, match=r"\(function\) may draw from the global .*num_processes=1 or more"):
+            loader_of(pictures, transform=noise)
+        before = torch.get_rng_state()
+        first, again = (
+            [images for images, _ in loader_of(pictures, transform=noise, num_processes=n, num_threads=2)]
+            for n in (1, 2)
+        )
+        assert same(first, again)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_is_called_with_each_of_several_crops(self, pictures):
+        options = {"crops": [(32, (0.3, 1), 2)], "shuffle": False}
+        expected = [[crop.flip(2) for crop in crops] for crops, _ in loader_of(pictures, **options)]
+        got = [crops for crops, _ in loader_of(pictures, transform=upside_down, **options)]
+        assert all(same(*pair) for pair in zip(got, expected, strict=True))
+
+    def test_whose_own_file_is_missing_is_no_image_to_skip(self, pictures):
+        with pytest.raises(FileNotFoundError, match="table of colors"):
+            list(loader_of(pictures, transform=without_its_table, on_error="skip"))
+
+    def test_that_gives_something_else_is_told_with_the_images_name(self, pictures):
+        with pytest.raises(ValueError, match="float32") as failure:
+            list(loader_of(pictures, transform=v2.ToDtype(torch.float32, scale=True)))
+        assert "class" in str(failure.value.__notes__)
+
+
+class TestBuckets:
+    @pytest.mark.parametrize("options", [{}, {"train": False}, {"num_processes": 1}])
+    def test_give_batches_of_the_shapes_and_pixels_of_the_data_set(self, options):
+        exif = Image.Exif()
+        exif[0x0112] = 6  # turned by a quarter
+        rows, files = [], {}
+        for number, size in enumerate([(96, 64), (64, 96), (80, 80), (120, 60), (100, 64), (64, 100)]):
+            key, orientation = f"class/{number}.jpg", 6 if number > 3 else 1
+            photo = Image.effect_noise(size, 60).convert("RGB")
+            files[key] = encoded(photo, exif=exif) if number > 3 else encoded(photo)
+            rows.append({"path": key, "width": size[0], "height": size[1], "exif_orientation": orientation})
+        buckets, store = lk.Buckets(((48, 32), (32, 48), (40, 40))), MemoryStore(files)
+        sampler = lk.BucketBatchSampler(pd.DataFrame(rows), 2, buckets=buckets, seed=3)
+        dataset = lk.ImageDataset(store, buckets=buckets)
+        loader = lk.BatchLoader(store, batch_sampler=sampler, flip=0.0, scaled_decoding=False, **options)
+        expected, shapes = list(lk.make_loader(dataset, batch_sampler=copy.copy(sampler))), set()
+        for (images, _), (others, _) in zip(loader, expected, strict=True):
+            assert largest_difference(images, others) <= 1
+            shapes.add(images.shape[2:])
+        assert shapes == {(32, 48), (48, 32), (40, 40)}
+        assert len(loader) == len(sampler)
+
+    def test_and_other_batch_samplers_resume_in_the_middle_of_an_epoch(self, pictures):
+        lists = [[3, 1], [4, 1, 5], [9, 2, 6, 0]]
+        whole = list(lk.BatchLoader(pictures, size=32, batch_sampler=lists))
+        assert [len(labels) for _, labels in whole] == [2, 3, 4]
+        loader, other = (lk.BatchLoader(pictures, size=32, batch_sampler=lists) for _ in range(2))
+        next(iter(loader))
+        other.load_state_dict(loader.state_dict())
+        assert same([images for images, _ in other], [images for images, _ in whole[1:]])
+
+    def test_refuse_what_a_batch_sampler_decides(self, pictures):
+        for name, value in (("shuffle", True), ("drop_last", True), ("sampler", [0])):
+            with pytest.raises(ValueError, match=f"got a batch_sampler and {name}: leave out one"):
+                lk.BatchLoader(pictures, batch_sampler=[[0]], **{name: value})
 
 
 class TestMemory:
@@ -237,7 +534,7 @@ class TestMemory:
         loader = loader_of(pictures, batch_size=2, num_threads=1, prefetch_factor=1)
         for images, _ in itertools.chain(loader, loader):
             del images
-        batches = [shape for shape, *_ in taken if shape == (2, 32, 32, 3)]
+        batches = [size for size, *_ in taken if size == 2 * 32 * 32 * 3]
         assert len(batches) < 5 < 2 * len(loader)
 
     def test_is_pinned_where_there_is_a_device(self, cuda, pictures):

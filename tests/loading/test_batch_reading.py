@@ -260,7 +260,21 @@ class Unpicklable(list):
         raise TypeError("a sampler may hold much: it goes to no worker")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", ["", ", reads_in_flight=4", ", num_processes=1"])
+def test_a_pass_that_a_script_leaves_open_ends_in_silence(first_photos, tmp_path, options):
+    """At the end of the interpreter, when the names of modules are gone."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import labkit as lk\n"
+        "if __name__ == '__main__':\n"
+        f"    batches = iter(lk.BatchLoader({str(first_photos(6))!r}, size=32, batch_size=2{options}))\n"
+        "    print(len(next(batches)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
 class TestProcesses:
     @pytest.mark.parametrize(
         ("kind", "num_processes", "options"),

@@ -9,8 +9,8 @@ from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import RandomResizedCrop
 
 import labkit as lk
-from labkit.loading.crops import flips, middle_crops, random_crops, uniforms
-from labkit.loading.fill import resize_into
+from labkit.loading.crops import fitted_crops, flips, random_crops, uniforms
+from labkit.loading.resize import Resizer
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIZES = [(375, 500), (640, 427), (50, 400), (300, 40), (3, 2), (1, 1)]
@@ -76,11 +76,19 @@ def test_flips_have_their_probability():
     assert 0.22 < flips(draws, 0.25).mean() < 0.28
 
 
-def test_evaluation_crops_the_middle():
-    sizes = np.array([(256, 256), (256, 341), (1000, 512), (1, 1), (375, 500)])
-    crops = middle_crops(sizes, 224)
-    assert crops[[0, 2, 3]].tolist() == [[16, 16, 224, 224], [276, 32, 448, 448], [0, 0, 1, 1]]
-    np.testing.assert_allclose(crops[:, :2] + crops[:, 2:] / 2, sizes / 2, atol=0.5)
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch", "cover"])
+def test_boxes_without_draws_lie_around_the_middle_and_have_the_shape_of_the_crop(fit):
+    sizes = np.array([(256, 256), (256, 341), (1000, 512), (1, 1), (375, 500), (40, 300)])
+    for size in (224, 224), (96, 160):
+        top_left, resized = np.hsplit(fitted_crops(sizes, size, None, fit), 2)
+        np.testing.assert_allclose(top_left + np.array(size) / 2, resized / 2, atol=0.5)
+        scales = resized / sizes
+        assert fit == "stretch" or (np.ptp(scales * sizes.min(1, keepdims=True), axis=1) <= 1).all()
+        if fit == "pad":
+            assert (resized <= size).all()
+            assert (resized == size).any(1).all()
+        if fit in ("crop", "cover"):
+            assert (resized >= size).all()
 
 
 def smooth(rows, columns):
@@ -97,7 +105,7 @@ def smooth(rows, columns):
 )
 def test_fractions_of_a_pixel_are_kept(antialias, box):
     image, got = np.rint(smooth(*(np.mgrid[:120, :130] + 0.5))).astype(np.uint8), np.empty((56, 56, 3), np.uint8)
-    resize_into(got, image, box, antialias)
+    Resizer(antialias).crop(got, image, box)
     top, left, height, width = box
     rows = top + (np.arange(56)[:, None] + 0.5) * height / 56
     columns = left + (np.arange(56)[None] + 0.5) * width / 56

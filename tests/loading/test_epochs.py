@@ -127,7 +127,6 @@ WORKERS = {
     "two": {"num_workers": 2, "multiprocessing_context": "fork"},
     "two that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
     "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
-    "spawned ones that stay": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
 }  # fmt: skip
 every_kind_of_workers = pytest.mark.parametrize(
     "options",

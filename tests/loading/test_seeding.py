@@ -298,6 +298,10 @@ def helper():
     return RNG.random()
 
 
+def scaled(image, **_):
+    return image * RNG.random()
+
+
 class DrawsFromAGlobal(Dataset):
     """As it stands in many notebooks."""
 
@@ -371,6 +375,13 @@ class TestAPrivateGeneratorIsFound:
     ])  # fmt: skip
     def test_in_what_functions_use(self, root):
         assert find_generators([root]) == [RNG]
+
+    def test_in_what_functions_in_a_pipeline_use(self):
+        """After the pair of Albumentations' own, which all of its transforms share."""
+        pipeline = compose(A.HorizontalFlip(), A.OneOf([A.Lambda(image=scaled)]))
+        assert find_generators([[pipeline]]) == [pipeline.random_generator, pipeline.py_random, RNG]
+        flip, one_of = pipeline.transforms
+        assert {each.py_random for each in (flip, one_of, *one_of.transforms)} == {pipeline.py_random}
 
     def test_in_a_class_and_each_once_in_order(self):
         class Holds:

@@ -1,5 +1,7 @@
 """make_loader: settings that fit the machine, torch's own parts, and errors that name the sample."""
 
+import dataclasses
+import errno
 import multiprocessing
 import os
 import sys
@@ -14,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,7 +30,7 @@ from torch.utils.data import (
 
 import labkit as lk
 from labkit.loading.samplers import LoaderWarning
-from tests.loaders import Numbers, indices, loader_of, rows, same
+from tests.loaders import Numbers, indices, loader_of, red, rows, same, solid
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -107,6 +110,38 @@ def test_bad_settings_are_refused(bad):
         lk.LoaderConfig(**bad)
 
 
+def test_settings_are_keywords_too():
+    every = {
+        "batch_size": 3, "num_workers": 2, "prefetch_factor": 4, "persistent_workers": False, "pin_memory": False,
+        "seed": 5, "start_method": "spawn", "oversubscribe": True,
+    }  # fmt: skip
+    assert every.keys() == {field.name for field in dataclasses.fields(lk.LoaderConfig)}
+    loaders = lk.make_loader(Numbers(), **every), lk.make_loader(Numbers(), lk.LoaderConfig(**every))
+    for loader in loaders:
+        assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.seed) == (3, 2, 4, 5)
+        assert (loader.persistent_workers, loader.multiprocessing_context.get_start_method()) == (False, "spawn")
+    for name in every:
+        with pytest.raises(ValueError, match=f"got config and {name}: pass a LoaderConfig, or its settings"):
+            lk.make_loader(Numbers(), lk.LoaderConfig(), **{name: every[name]})
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
+        lk.make_loader(Numbers(), batch_size=0)
+
+
+def test_images_of_one_size_are_loaded_from_a_path_or_store(tmp_path):
+    for name in ("cat/1.png", "cat/2.png", "dog/3.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(solid(int(name[4])))
+    for source in (tmp_path, str(tmp_path), lk.FolderStore(tmp_path)):
+        [(images, labels)] = lk.make_loader(source, num_workers=0)
+        assert images.shape == (3, 3, 30, 40)
+        assert [red(image) for image in images] == [1, 2, 3]
+        assert labels.tolist() == [0, 0, 1]
+    Image.new("RGB", (8, 8)).save(tmp_path / "dog/4.png")
+    with pytest.raises(RuntimeError) as failure:
+        next(iter(lk.make_loader(tmp_path, num_workers=0)))
+    assert "transform=torchvision.transforms.v2.RandomResizedCrop(224)), or use lk.BatchLoader" in shown_of(failure)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(3))
@@ -116,8 +151,9 @@ class Stream(IterableDataset):
     (Stream(), {}, TypeError, "Stream is not a map-style data set"),
     (iter([1]), {}, TypeError, "is not a map-style data set"),
     ([], {}, ValueError, "holds no sample"),
-    ("photos", {}, TypeError, r"dataset must be a data set, got a path: lk.ImageDataset\('photos'\) reads it"),
-    (range(4), {"config": 32}, TypeError, r"config must be a LoaderConfig, such as .*, got 32"),
+    ("no photos", {}, ValueError, r"'no photos' is not a folder of images"),
+    (range(4), {"config": 32}, TypeError, r"got 32; its .* keywords, as lk.make_loader\(dataset, batch_size=32\)"),
+    (range(4), {"batch_size": 2, "seed": 1}, ValueError, "got config and batch_size, seed: pass a LoaderConfig, or"),
     (range(4), {"shuffle": True, "sampler": [1, 2]}, ValueError, "got shuffle=True and a sampler"),
     (range(4), {"batch_sampler": [[1]], "shuffle": True}, ValueError, "got a batch_sampler and shuffle"),
     (range(4), {"batch_sampler": [[1]], "sampler": [1]}, ValueError, "got a batch_sampler and sampler"),
@@ -179,6 +215,29 @@ class TestParts:
         assert indices(loader) == [0, 1, 2, 3]
         dataset.transform.factor = 10
         assert indices(loader) == [0, 10, 20, 30]
+
+    @pytest.mark.parametrize(
+        "offsets",
+        [np.zeros(4), torch.zeros(4), [0] * 4, [0] * 2000, {0: 0, 1: 0, 2: 0, 3: 0}, np.zeros((8, 2))[::2, 0]],
+        ids=["array", "tensor", "list", "long list", "dict", "view"],
+    )
+    def test_that_are_changed_in_place_take_effect_too(self, offsets):
+        dataset = Numbers(4)
+        dataset.transform = lambda item: item + int(offsets[int(item[0])])
+        dataset.offsets = offsets
+        loader = loader_of(dataset, 1)
+        assert indices(loader) == [0, 1, 2, 3]
+        offsets[2] = 40
+        assert indices(loader) == [0, 1, 42, 3]
+
+    def test_that_lose_an_item_of_a_set_take_effect_too(self):
+        dataset = Numbers(4)
+        dataset.kept = kept = {0, 1, 2, 3}
+        dataset.transform = lambda item: item if int(item[0]) in kept else item * 0 - 1
+        loader = loader_of(dataset, 1)
+        assert indices(loader) == [0, 1, 2, 3]
+        kept.discard(2)
+        assert indices(loader) == [0, 1, -1, 3]
 
     @pytest.mark.parametrize("order", [np.array([3, 1], np.uint64), np.array([3, 1]), torch.tensor([3, 1]), [True, 2]])
     def test_may_give_other_kinds_of_integers(self, order):
@@ -443,3 +502,20 @@ def test_where_no_worker_can_start_or_be_reached_an_error_says_what_to_do(first_
     with pytest.raises(lk.LabkitError, match="set TMPDIR to a shorter one, or num_workers=0"):
         list(loader_of(Numbers(), num_workers=1))
     assert len(list(loader_of(Numbers(), num_workers=0))) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EROFS, "Read-only file system"), "/dev/shm can be written to"),
+        (TypeError("no"), "may hold no open"),
+    ],
+)
+def test_a_refusal_to_start_workers_is_told_from_what_cannot_be_pickled(monkeypatch, error, said):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("labkit.loading.torch_loader.prepare_to_start_workers", fail)
+    with pytest.raises(type(error)) as failure:
+        next(iter(loader_of(Numbers(), num_workers=1)))
+    assert said in failure.value.__notes__[0]

@@ -149,9 +149,13 @@ class TestTheFrame:
         [recorded] = frames
         assert recorded is named
 
-    def test_gives_a_verdict_on_the_variants_that_are_asked_for(self):
+    def test_takes_no_verdicts_by_variant(self):
+        with pytest.raises(ValueError, match="verdicts must be True or False, got \\['a'\\]"):
+            lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, verdicts=["a"])
+
+    def test_gives_verdicts_if_they_are_asked_for(self):
         variants = {name: lambda: [1] for name in "abc"}
-        for verdicts, judged in (True, "abc"), (False, ""), (["b"], "b"):
+        for verdicts, judged in (True, "abc"), (False, ""):
             runs = lk.compare(variants, baseline="a", rounds=3, verdicts=verdicts)
             assert {row.variant for row in runs.itertuples() if row.has_verdict} == set(judged)
             found = quiet_summary(runs).verdict
@@ -202,7 +206,7 @@ class TestMistakes:
         with pytest.raises(VariantError, match=r"(?s)^variant 'a' raised LookupError: .*no room left" + told) as caught:
             measure(lambda: loader)
         assert type(caught.value.__cause__) is LookupError  # whose traceback holds no workers
-        assert new_threads(threads) == []
+        assert eventually(lambda: new_threads(threads) == [])  # that of torch's queue ends by itself
         assert eventually(lambda: {*psutil.Process().children(recursive=True)} <= processes)
         trouble.clear()
         assert measure(lambda: loader, evict=lambda: 0).n_images == 12  # a whole pass
@@ -215,7 +219,6 @@ class TestMistakes:
             ({"a": list}, {"rounds": 0}, "rounds must be an integer >= 1, got 0"),
             ({"a": list}, {"precision": 0}, "precision must be > 0, as 0.05 for 5 %, got 0"),
             ({"a": list}, {"warmups": -1}, "warmups must be an integer >= 0, got -1"),
-            ({"a": list}, {"verdicts": ["d"]}, "verdicts must be one of a, got 'd'"),
             ({"a": [1]}, {}, "'a' is not a function: write `lambda: loader`"),
             ({"a": list}, {"storage": 1}, "unexpected keyword argument 'storage'"),  # it belongs into factors
         ],
@@ -370,7 +373,7 @@ class TestTheEnd:
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("noise", [normal(0.01), bursts, normal(0.05)], ids=["quiet", "bursts", "normal"])
-    @pytest.mark.parametrize("ratio", [1.0, 1.15, 2.0])
+    @pytest.mark.parametrize("ratio", [1.0, 2.0])
     def test_at_a_look_that_pleases_leaves_the_intervals_valid(self, noise, ratio):
         """Over 400 comparisons, to within two standard errors."""
         rng, covered, verdicts = np.random.default_rng(7), [], []

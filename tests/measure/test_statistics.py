@@ -316,7 +316,7 @@ class TestSentences:
     rates = st.lists(st.floats(50, 200), min_size=3, max_size=3)
     labels = st.sampled_from(["2 workers", "read, decode free", 'Timer("next")', "files", "a; b: c", "x (1)", "y", "z"])
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     @settings(
         max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )

@@ -2,13 +2,13 @@
 
 import os
 import re
+import shutil
 import signal
 import tempfile
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from labkit import env_id, load_frame
+import labkit as lk
+from labkit import load_frame
 from labkit.app.cli import app
 from labkit.course import (
     PEERS,
@@ -29,10 +30,11 @@ from labkit.course import (
     plot_peers,
     stored_runs,
 )
+from labkit.data import tiles
 from labkit.errors import HostError
 from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
-from labkit.peers import command, registry
+from labkit.peers import command, photos, ranking, registry
 from labkit.peers.adapters.own import (
     BASELINE,
     BEST_DATALOADER,
@@ -46,8 +48,8 @@ from labkit.peers.adapters.own import (
 )
 from labkit.peers.check import picture_key
 from labkit.peers.host import Host, HostedLoader
-from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, RAW_PIXELS, Work, chosen_classes
-from labkit.peers.ranking import against_best, append_runs, left_out, peer_table
+from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, PROFILES, RAW_PIXELS, Work
+from labkit.peers.ranking import leaders, left_out, peer_table
 from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
 from tests.timing import leave_memory_out
@@ -65,22 +67,20 @@ def fake(name="fake", loader=None, modules=(), **details) -> Peer:
 def test_a_class_has_one_kind_of_source_one_dtype_and_its_own_limits():
     everyone = (*PEERS.values(), *OWN, *LIMITS)
     members = {name: {peer.name for peer in everyone if of.admits(peer)} for name, of in CLASSES.items()}
-    for name in CLASSES:
+    assert members["camera"] == members["imagenet"] == members["jpeg-uint8"] | members["raw-uint8"]
+    for name in CLASSES.keys() - PROFILES:
         assert {PEERS[peer].source == RAW_PIXELS for peer in members[name] & set(PEERS)} == {name.startswith("raw")}
-        has_limits = {"decode limit", "entropy limit"} <= members[name]
-        assert has_limits == (not name.startswith("raw"))
+        limits = {"entropy limit"} if "tiled" in name else {"decode limit", "entropy limit"}
+        assert members[name] & {"decode limit", "entropy limit"} == (set() if name.startswith("raw") else limits)
     assert "turboloader raw" in members["raw-float32"] - members["raw-uint8"]
     assert {"FFCV raw", "labkit PixelStore"} <= members["raw-float32"] & members["raw-uint8"]
     assert MEMCPY_LIMIT in members["raw-uint8"] - members["raw-float32"]
     assert WRITE_LIMIT in members["raw-float32"] - members["raw-uint8"]
-
-
-def test_names_of_classes_on_the_command_line():
-    assert chosen_classes("") == [None]
-    assert chosen_classes("all") == list(CLASSES)
-    assert chosen_classes("raw-uint8, jpeg-uint8") == ["raw-uint8", "jpeg-uint8"]
-    with pytest.raises(ValueError, match=r"jpeg-uint8.*got 'raw-uint9'"):
-        chosen_classes("raw-uint9")
+    several = {"torchvision v1", "torchvision v2", "Albumentations", "torchcodec", "DALI", "labkit BatchLoader"}
+    assert several < members["multicrop-uint8"] < members["jpeg-uint8"]
+    files = {peer.name for peer in everyone if peer.source == JPEG_FILES and peer.name in members["jpeg-uint8"]}
+    assert members["tiled-uint8"] == files - {DECODE_LIMIT} | {"labkit cut_jpeg in your Dataset"}
+    assert members["multicrop-tiled-uint8"] == members["multicrop-uint8"] - {DECODE_LIMIT}
 
 
 # --- a run: which batches are timed and how many epochs it takes, with a clock that only the loader moves
@@ -208,7 +208,7 @@ def raises_in_stages(work):
 
 def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Host(fake(loader=counts), work) as host:
+    with Host(fake(loader=counts), work, timeout_s=60) as host:
         loader = HostedLoader(host, work)
         assert list(loader) == [3, 11]  # the first run reads two epochs
         assert loader.cpu_s >= 0
@@ -236,31 +236,14 @@ def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
     assert hosts() == []
 
 
-def leaves_a_file(work, then=counts):
-    Path(tempfile.mkdtemp(), "left").touch()
-    return then(work)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("loader", [leaves_a_file, partial(leaves_a_file, then=dies)])
-def test_what_is_left_in_temporary_folders_goes_with_the_host(work, tmp_path, monkeypatch, loader):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Host(fake(loader=loader), work) as host:
-        [folder] = tmp_path.iterdir()
-        with suppress(HostError):
-            list(HostedLoader(host, work))
-        assert list(folder.rglob("left"))
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- the comparison
 
 
 class AnsweringHost(AbstractContextManager):
     """A host in this process, which answers at once, or breaks where the name of its peer says."""
 
-    def __init__(self, peer: Peer, work: Work):
-        self.name, self.answers = peer.name, []
+    def __init__(self, peer: Peer, work: Work, timeout_s: float):
+        self.name = peer.name
 
     def __exit__(self, *exc_info: object) -> None: ...
 
@@ -268,21 +251,18 @@ class AnsweringHost(AbstractContextManager):
 
     def close(self) -> None: ...
 
-    def ask(self, command: str) -> None:
+    def ask(self, command: str):
         if self.name.endswith(command):
             raise HostError(f"broke at {command}")
         figures = {"images_per_s": 100.0, "steady_s": 1.0, "is_steady": True, "n_steady_images": 4, "cpu_s": 0.5}
-        self.answers = [2, 4, figures]
-
-    def answer(self):
-        return self.answers.pop(0)
+        return {"take_first": 2, "take_rest": (4, figures)}.get(command)
 
 
 @pytest.fixture
 def answering(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     monkeypatch.setattr(registry, "Host", AnsweringHost)
-    monkeypatch.setattr(registry, "make_photos", lambda root, n_photos, **options: root)
+    monkeypatch.setattr(photos, "make_photos", lambda root, n_photos, **options: root)
     monkeypatch.setattr(registry, "make_pictures", lambda work: work.root)
     leave_memory_out(monkeypatch)
     return partial(compare_peers, peer_class="jpeg-uint8", n_photos=6, rounds=2, progress=False)
@@ -291,12 +271,12 @@ def answering(monkeypatch, tmp_path):
 def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on(answering):
     fakes = [
         fake("right"), fake("absent", modules=("no_such_module_here",)), fake("breaks at prepare"),
-        fake("breaks at check"), fake("breaks at epoch"), fake("floats", dtypes=(FLOAT32,)),
+        fake("breaks at check"), fake("breaks at start"), fake("floats", dtypes=(FLOAT32,)),
         fake("starts anew", scaled=True, restarts=True),
     ]  # fmt: skip
     told = {
         "absent": ("missing", "pip install fake"),
-        **{f"breaks at {command}": ("broke", f"broke at {command}") for command in ("prepare", "check", "epoch")},
+        **{f"breaks at {command}": ("broke", f"broke at {command}") for command in ("prepare", "check", "start")},
     }
     of_floats = {"floats": ("in another class", "JPEG files to float32")}
     for only, more in (((), {}), ([peer.name.upper() for peer in fakes], of_floats)):
@@ -304,7 +284,7 @@ def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on
         found = {name: (row["state"], row["why"]) for name, row in left_out(frame).iterrows()}
         assert found == {**told, **more}
         by_kind = {kind: set(runs["variant"]) for kind, runs in frame.groupby("kind")}
-        own = {peer.name for peer in OWN if peer.source == JPEG_FILES}
+        own = {peer.name for peer in OWN if peer.source == JPEG_FILES and not peer.tiled}
         limits = {DECODE_LIMIT, "entropy limit"}
         peers = {"right", "starts anew"}
         assert by_kind == {
@@ -317,10 +297,12 @@ def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on
     assert set(costs.index[costs.isna()]) == {"starts anew"}
 
 
-def test_nothing_is_compared_without_the_baseline(answering, monkeypatch):
+def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "NAIVE", replace(NAIVE, name="breaks at check"))
-    with pytest.raises(HostError, match="broke at check"):
-        answering(peers=[fake("right")])
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["peers", "--only", "timm", "--rounds", "2"])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "breaks at check, which all others are compared with, does not run: broke at check" in done.output
 
 
 @pytest.mark.parametrize(
@@ -337,12 +319,42 @@ def test_bad_arguments_are_told(arguments, message):
 
 def test_batches_are_of_64_and_epochs_of_several(monkeypatch, answering):
     monkeypatch.setenv("LABKIT_SCALE", "laptop")
-    monkeypatch.setattr(registry, "repeat_photos", lambda photos, root, n_names: root)
+    monkeypatch.setattr(photos, "repeat_photos", lambda photos, root, n_names: root)
     works = {name: make_work(peer_class=name) for name in ("jpeg-uint8", "raw-float32", "camera-uint8")}
     assert {(work.batch_size, work.min_steady_s) for work in works.values()} == {(64, 1.0)}
     assert [work.dtype for work in works.values()] == ["uint8", "float32", "uint8"]
     assert works["jpeg-uint8"].scratch == works["raw-float32"].scratch  # formats are built once for both
     assert works["camera-uint8"].root.name == "camera-128-x3"
+
+
+@pytest.mark.skipif(not shutil.which("jpegtran"), reason="apt-get install libjpeg-turbo-progs")
+def test_a_tiled_class_reads_the_same_photos_tiled_and_one_of_several_crops_says_which(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("LABKIT_SCALE", "ci")
+    plain, tiled = (make_work(peer_class=name, n_photos=2, progress=False) for name in ("jpeg-uint8", "tiled-uint8"))
+    photos, stored = lk.FolderStore(plain.root), lk.FolderStore(tiled.root)
+    assert list(photos.keys()) == list(stored.keys())
+    for key in photos.keys():  # noqa: SIM118
+        assert torch.equal(lk.decode(photos.read(key)), lk.decode(stored.read(key)))
+        cut, _ = lk.cut_jpeg(stored.read(key), (0, 0, 16, 16))
+        assert len(cut) < len(stored.read(key)) / 2
+    assert (plain.tiled, tiled.tiled, plain.scratch == tiled.scratch) == (False, True, False)
+    several = make_work(peer_class="multicrop-uint8", n_photos=2, progress=False)
+    assert (several.root, several.views) == (plain.root, [(224, (0.25, 1.0))] * 2 + [(96, (0.05, 0.25))] * 8)
+
+
+def test_a_class_that_nothing_here_can_make_is_told_and_the_next_goes_on(monkeypatch, answering, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(photos, "make_photos", six_photos)
+    monkeypatch.setattr(tiles.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tiles, "load_library", lambda: (_ for _ in ()).throw(ImportError("none")))
+    done = CliRunner().invoke(
+        app, ["peers", "--class", "tiled-uint8,multicrop-uint8", "--only", "timm", "--rounds", "2"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "tiled JPEG to uint8 missing: no program or library that adds restart markers" in done.output
+    assert "timm in another class: JPEG files to uint8, float32, one crop of each\n" in done.output
+    assert [path.name for path in tmp_path.rglob("peers-*.csv")] == ["peers-multicrop-uint8.csv"]
 
 
 def crashes_in_the_third_epoch(work, epochs=iter((1, 2, 3))):  # noqa: B008 - of all calls together
@@ -363,7 +375,7 @@ def test_real_hosts_that_crash_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_SCALE", "ci")
     monkeypatch.setattr(registry, "OWN", ())
     monkeypatch.setattr(registry, "LIMITS", ())
-    monkeypatch.setattr(registry, "make_photos", six_photos)
+    monkeypatch.setattr(photos, "make_photos", six_photos)
     numbers = fake("counting", lambda work: [64, 6])
     crashing = fake("crashing", crashes_in_the_third_epoch)
     frame = compare_peers(n_photos=6, rounds=2, peers=[fake("right", NAIVE.loader), crashing, numbers], progress=False)
@@ -432,15 +444,30 @@ def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_pat
     assert floats["of_limit"].to_dict() == pytest.approx(shares)
 
 
-def test_labkits_rows_are_compared_with_the_best_peer_of_their_class(frame):
-    """Who resamples in another way counts in both classes; who decodes scaled only among those that do."""
-    best = against_best(frame)
-    assert best["best_peer"].to_dict() == {
-        "ours": "between", "ours, scaled": "scaled", "ours, sampling": "between", "ours, raw": ""
-    }  # fmt: skip
-    assert best.loc["ours", ["speedup", "ci_low", "ci_high"]].tolist() == pytest.approx([2, 2, 2])
-    assert best.loc["ours, raw", "class"] == "raw pixels, not antialiased"
-    assert best.loc["ours", "verdict"] == "faster"
+@pytest.mark.parametrize("decoded_whole", [False, True])
+def test_tiled_photos_are_held_against_the_entropy_limit_and_others_against_that_of_decoding(frame, decoded_whole):
+    entropy = frame[frame["variant"] == DECODE_LIMIT].assign(variant="entropy limit")
+    entropy["images_per_s"] *= 1.25
+    kept = frame if decoded_whole else frame[frame["variant"] != DECODE_LIMIT]
+    frame = make_frame([*kept.to_dict("records"), *entropy.to_dict("records")], baseline=BASELINE)
+    limit = 1000 if decoded_whole else 1250
+    assert peer_table(frame)["of_limit"][["slow", "ours, scaled"]].tolist() == pytest.approx([200 / limit, 800 / limit])
+    ends = {end for line in plot_peers(frame).lines for end in line.get_xdata()}
+    assert limit * 1.2 in {round(end, 3) for end in ends}
+    assert 2250 - limit not in {round(end / 1.2, 3) for end in ends}
+
+
+def test_the_fastest_of_each_class_is_compared_with_the_next_in_paired_rounds(frame):
+    frame.loc[frame["variant"] == "between", "antialias"] = False
+    assert leaders(frame) == {
+        "JPEG decoded at full size, antialiased": "ours is 3.00 [3.00, 3.00] times as fast as slow",
+        "JPEG decoded at full size, not antialiased": "ours, sampling is 2.50 [2.50, 2.50] times as fast as between",
+        "JPEG decoded scaled, antialiased": "ours, scaled is 2.00 [2.00, 2.00] times as fast as scaled",
+        "raw pixels, antialiased": "raw: 1,080 images per second",
+        "raw pixels, not antialiased": "ours, raw: 6,000 images per second",
+    }
+    once = frame[frame["round"] <= 1]
+    assert "ours was 3.00 times as fast as slow in one round, which has no interval" in leaders(once).values()
 
 
 @pytest.mark.parametrize("has_dataloader", [False, True])
@@ -470,39 +497,7 @@ def test_the_title_names_the_fastest_and_how_far_the_next_is_unless_it_is_given(
     assert re.search(r"naive PIL: \d+ images per second", plot_peers(alone).get_title("left"))
 
 
-# --- one CSV of comparisons
-
-
-def runs(name="raw-uint8", machine="here", rate=100.0):
-    figures = {"images_per_s": rate, "n_images": 64, "cpu_s": 1.0}
-    rows = [
-        {"variant": label, "round": number, "is_warmup": number == 0, **figures}
-        for number in range(3)
-        for label in (BASELINE, "ours")
-    ]
-    return make_frame(rows, baseline=BASELINE, peer_class=name, decoded_at="full size").assign(env_id=machine)
-
-
-def test_a_rerun_replaces_the_same_class_on_the_same_machine_only(tmp_path):
-    path = tmp_path / "peers.csv"
-    for frame in (runs(), runs(machine="there", rate=300.0), runs("jpeg-uint8"), runs(rate=200.0)):
-        found = append_runs(frame, path)
-    pd.testing.assert_frame_equal(load_frame(path), load_frame(save_frame(found, tmp_path / "same.csv")))
-    assert [(machine, name, set(own["images_per_s"]), len(own)) for machine, name, own in comparisons(found)] == [
-        ("there", "raw-uint8", {300.0}, 6), ("here", "jpeg-uint8", {100.0}, 6), ("here", "raw-uint8", {200.0}, 6)
-    ]  # fmt: skip
-    assert found["run"].nunique() == 3
-    assert (found["measure"] == MEASURE_VERSION).all()
-
-
-def test_other_tables_and_figures_of_another_meaning_are_refused_and_left_alone(tmp_path):
-    old = save_frame(runs().assign(run="old", measure=MEASURE_VERSION - 1), tmp_path / "peers.csv")
-    before = old.read_bytes()
-    with pytest.raises(ValueError, match=rf"peers\.csv.*measure \[{MEASURE_VERSION - 1}\].*run all classes again"):
-        append_runs(runs(), old)
-    assert old.read_bytes() == before
-    with pytest.raises(ValueError, match=r"runs\.csv is no collection"):
-        append_runs(runs(), save_frame(runs(), tmp_path / "runs.csv"))
+# --- what notebook 13 has stored
 
 
 def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_today():
@@ -511,10 +506,18 @@ def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_t
     described = {peer.name: peer for peer in (*PEERS.values(), *OWN, *LIMITS, NAIVE, DATALOADER)}
     for name, row in stored.fillna({"decoded_at": ""}).drop_duplicates("variant").set_index("variant").iterrows():
         assert (row["source"], row["decoded_at"]) == (described[name].source, described[name].decoded_at)
-    assert set(stored["peer_class"]) == set(CLASSES)
-    assert stored["run"].nunique() == len(CLASSES)
+    in_notebook = {name for name, wanted in CLASSES.items() if not wanted.tiled and not wanted.crops} - {*PROFILES}
+    each = {name: (machine, set(own["peer_class"])) for machine, name, own in comparisons(stored)}
+    assert each == {name: (stored["env_id"].iloc[0], {name}) for name in in_notebook}
     assert (stored["batch_size"].dropna() == 64).all()
     assert stored.loc[~stored["is_warmup"], "is_steady"].all()
+
+
+def test_stored_figures_of_another_meaning_are_refused(frame, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "NOTEBOOK_FOLDER", tmp_path)
+    save_frame(frame.assign(measure=MEASURE_VERSION - 1), tmp_path / "13_peers.csv")
+    with pytest.raises(ValueError, match=rf"13_peers\.csv.*measure \[{MEASURE_VERSION - 1}\].*run all classes again"):
+        stored_runs()
 
 
 # --- the command
@@ -533,7 +536,7 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
     ("arguments", "said"),
     [
         ("--only nobody", "'nobody' is not a peer: choose from "),
-        ("--profile moon", "one of imagenet, camera, got 'moon'"),
+        ("--own x --class raw-uint8", "--own reads your photos, and --class raw-uint8 others: pass one"),
         ("--scale huge", "one of ci, laptop, gpu, got 'huge'"),
         ("--class nothing", "jpeg-uint8, jpeg-float32, .*got 'nothing'"),
     ],
@@ -544,27 +547,31 @@ def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said):
     assert re.search(said, done.output)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n_rounds", "interval"), [(1, ""), (3, " [2.00, 2.00]")])
-def test_a_run_prints_the_table_writes_frame_and_picture_and_adds_to_a_collection(
-    n_rounds, interval, frame, monkeypatch, tmp_path, capsys
-):
+def test_the_classes_of_a_command_line_are_run_one_after_another(monkeypatch):
+    ran = []
+    monkeypatch.setattr(command, "run_peers", lambda name, **options: ran.append(name))
+    for classes in ("", "all", "raw-uint8, jpeg-uint8"):
+        assert CliRunner().invoke(app, ["peers", "--class", classes]).exit_code == 0
+    assert ran == ["imagenet", *[name for name in CLASSES if name not in PROFILES], "raw-uint8", "jpeg-uint8"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("n_rounds", "interval"), [(1, ""), (3, " [6.00, 6.00]")])
+def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval, frame, monkeypatch, tmp_path, capsys):
     shown = frame["variant"].isin([BASELINE, "between", "ours", DECODE_LIMIT])  # each takes a tenth of a second
     frame = frame[shown & (frame["round"] <= n_rounds)].assign(peer_class="camera-uint8")
     frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
     monkeypatch.setattr(command, "compare_peers", lambda *arguments, **options: frame)
-    monkeypatch.setattr(command.console, "width", 160)
-    collection = tmp_path / "all.csv"
-    append_runs(frame.assign(env_id="elsewhere"), collection)
-    command.run_peers("camera", append=collection, results=tmp_path)
+    command.run_peers("camera-uint8", results=tmp_path)
     printed = capsys.readouterr().out
     assert "nan" not in printed
-    best = "between (JPEG decoded at full size, antialiased)"
-    assert f"ours: 2.00{interval} times as fast as the best peer of its class, {best}" in printed
+    assert re.search(rf"^  ours +\d+.* 6\.00{re.escape(interval)} .* 60%$", printed, re.MULTILINE)  # of the limit
+    said = (
+        f"is 6.00{interval} times as fast as {BASELINE}" if interval else f"was 6.00 times as fast as {BASELINE} in one"
+    )
+    assert f"JPEG decoded at full size, antialiased: ours {said}" in printed
     assert "DALI missing: pip install dali" in printed
-    assert "60%" in printed  # of the limit
-    (written,) = tmp_path.glob("*/peers-camera.csv")
+    (written,) = tmp_path.glob("*/peers-camera-uint8.csv")
     assert len(load_frame(written)) == len(frame)
     assert Image.open(written.with_suffix(".png")).width > 800
-    assert f"wrote {written} and its .png" in printed.replace("\n", "")
-    assert [machine for machine, _, _ in comparisons(load_frame(collection))] == ["elsewhere", env_id()]
+    assert f"wrote {written} and its .png" in printed

@@ -103,6 +103,8 @@ def test_failed_items_are_named_and_the_rest_is_done(way):
     listed = "; ".join(f"{key}: {text}" for key, text in expected.items())
     assert str(error) == f"3 of 8 items failed, the others are done: {listed}"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    alone = failed(some_fail, [3], key=lambda item: f"photo {item}", **way)
+    assert str(alone) == f"1 of 1 items failed: {listed.partition('; ')[0]}"
 
 
 def fill_up(folder, number: int) -> int:
@@ -175,7 +177,7 @@ def test_what_cannot_travel_is_an_error_of_its_item():
         quiet_map(partial(isinstance, NotLoadable(7)), range(3), **PROCESSES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_item_that_kills_its_workers_is_named_and_one_whose_worker_died_runs_again(tmp_path):
     def deadly(item):
         marker = tmp_path / "died"
@@ -232,7 +234,7 @@ def test_an_interrupt_in_this_process_ends_the_call(way):
         pytest.param(
             {"engine": "ray", "address": "127.0.0.1:1"},
             r"127\.0\.0\.1:1 .*refused.*ray start --head",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
@@ -361,7 +363,7 @@ def test_workers_end_with_their_parent(tmp_path, blow):
     assert eventually(lambda: not any(map(psutil.pid_exists, pids)), within_s=20)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_photos_are_the_same_from_every_engine(tmp_path):
     for name, options in {"one": {}, "threads": {"engine": "threads"}, "processes": {"engine": "local"}}.items():
         lk.make_photos(tmp_path / name, 2, num_threads=1 if name == "one" else 2, progress=False, **options)

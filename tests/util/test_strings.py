@@ -101,7 +101,7 @@ def read_all(strings) -> tuple[int, int]:
     return sum(len(text) for text in strings), private_kb() - before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells private pages")
 def test_reading_in_a_forked_worker_copies_no_pages():
     strings = [f"train/n{number % 1000:08}/{number:010}.JPEG" for number in range(200_000)]

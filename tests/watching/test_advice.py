@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import labkit as lk
+from labkit import course
 from labkit.watching import advice
-from labkit.watching.advice import Costs, LoaderTraits, Recommendation, expected_s, worst_s
-from labkit.watching.timings import Making
+from labkit.watching.advice import Costs, Recommendation, expected_s
+from labkit.watching.traits import LoaderTraits
 
 
 @pytest.fixture
@@ -32,23 +33,35 @@ def advise(loader, **costs):
     return advice.advise(costs_of(**costs), traits)
 
 
+def test_a_distant_store_gets_more_requests_before_it_is_decoded_once(photo_set):
+    with course.serve_folder(photo_set) as url:
+        far, near = (lk.BatchLoader(source, size=8, batch_size=2) for source in (lk.open_store(url), photo_set))
+        waits = {"making": 2.0, "prepare": 1.0, "together": 2.0}
+        [first, *_], [other, *_] = advise(far, **waits), advise(near, **waits)
+    assert first.rung == "storage"
+    assert "reads_in_flight=64" in first.action
+    assert "still being read and decoded" in first.why
+    assert "reads_in_flight" not in other.action
+
+
 @pytest.mark.parametrize(
-    ("num_workers", "making", "step_s", "step_cpu_s", "best", "worst"),
+    ("num_workers", "making_s", "waiting", "step_s", "step_cpu_s", "best", "worst"),
     [
-        (0, Making(2.0, 0.0), 1.0, 2.0, 3.0, 3.0),  # one after the other
-        (2, Making(2.0, 0.0), 0.0, 0.0, 1.0, 1.3),  # workers share the making
-        (8, Making(2.0, 0.0), 0.0, 0.0, 1.0, 1.3),  # but not more than the cores
-        (8, Making(2.0, 1.0), 0.0, 0.0, 0.25, 0.25),  # waiting needs no core
-        (2, Making(2.0, 0.0), 1.0, 1.0, 1.5, 1.95),  # a step of one thread has no barriers: cores slow one another
-        (3, Making(2.0, 0.0), 2.0, 1.0, 2.0, 2.0),  # unless some of them have nothing to do
-        (2, Making(2.0, 0.0), 1.0, 2.0, 2.0, 3.6),  # 4 s of computing, and 2 s of spinning
-        (2, Making(2.0, 0.75), 1.0, 2.0, 1.25, 1.875),  # workers that mostly wait leave the cores to the step
-        (2, Making(0.2, 0.0), 3.0, 0.0, 3.0, 3.0),  # a GPU's step needs no core, and nothing is faster than it
+        (0, 2.0, 0.0, 1.0, 2.0, 3.0, 3.0),  # one after the other
+        (2, 2.0, 0.0, 0.0, 0.0, 1.0, 1.3),  # workers share the making
+        (8, 2.0, 0.0, 0.0, 0.0, 1.0, 1.3),  # but not more than the cores
+        (8, 2.0, 1.0, 0.0, 0.0, 0.25, 0.25),  # waiting needs no core
+        (2, 2.0, 0.0, 1.0, 1.0, 1.5, 1.95),  # a step of one thread has no barriers: cores slow one another
+        (3, 2.0, 0.0, 2.0, 1.0, 2.0, 2.0),  # unless some of them have nothing to do
+        (2, 2.0, 0.0, 1.0, 2.0, 2.0, 3.6),  # 4 s of computing, and 2 s of spinning
+        (2, 2.0, 0.75, 1.0, 2.0, 1.25, 1.875),  # workers that mostly wait leave the cores to the step
+        (2, 0.2, 0.0, 3.0, 0.0, 3.0, 3.0),  # a GPU's step needs no core, and nothing is faster than it
     ],
 )
-def test_workers_and_the_step_share_two_cores(num_workers, making, step_s, step_cpu_s, best, worst):
-    assert expected_s(num_workers, making, step_s, step_cpu_s, 2) == pytest.approx(best)
-    assert worst_s(num_workers, making, step_s, step_cpu_s, 2) == pytest.approx(worst)
+def test_workers_and_the_step_share_two_cores(num_workers, making_s, waiting, step_s, step_cpu_s, best, worst):
+    costs = costs_of(making=making_s, waiting=waiting, step=step_s, step_cpu=step_cpu_s)
+    assert expected_s(num_workers, costs, 2) == pytest.approx(best)
+    assert expected_s(num_workers, costs, 2, at_worst=True) == pytest.approx(worst)
 
 
 def test_a_gain_is_said_and_none_is_not():
@@ -59,6 +72,14 @@ def test_a_gain_is_said_and_none_is_not():
 
 
 class TestWorkers:
+    def test_are_shared_out_among_the_ranks_of_a_machine(self, cores, monkeypatch):
+        cores(8)
+        costs = {"prepare": 4.0, "together": 5.0, "making": 4.0}
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        [found] = advise(loader_of(num_workers=1), **costs)
+        assert found.settings["num_workers"] == 4
+        assert advise(loader_of(num_workers=4), **costs)[0].rung != "workers"
+
     @pytest.mark.parametrize(
         ("n_cores", "n_workers", "costs", "speedup"),
         [
@@ -77,15 +98,6 @@ class TestWorkers:
         assert found.action == f"Use {n_cores} persistent workers instead of {n_workers}: {settings}"
         assert found.settings == {"num_workers": n_cores, "persistent_workers": True}
         assert found.notebook == "03_persistent_workers"
-
-    @pytest.mark.parametrize(
-        ("cause", "what"),
-        [("fetch", "storage"), ("prepare", "batches that are still being decoded and augmented")],
-    )
-    def test_are_asked_for_with_the_reason(self, cores, cause, what):
-        cores(2)
-        [found] = advise(loader_of(), **{cause: 1.0}, together=4.0, making=1.0)
-        assert (found.rung, found.why) == ("workers", f"25% of the time goes into waiting for {what}")
 
     @pytest.mark.parametrize(
         ("persistent", "action", "settings"),
@@ -186,3 +198,25 @@ def test_the_settings_of_a_loader_are_those_of_the_one_that_it_wraps():
     assert LoaderTraits.of(loader).n_batches == 5
     assert not LoaderTraits.of(loader_of(9)).starts_workers  # it has none
     assert LoaderTraits.of([1, 2]) == LoaderTraits(n_batches=2)
+
+
+class TestTheOrder:
+    @pytest.mark.parametrize(
+        ("in_line_s", "in_order", "speedup"), [(2.0, True, 10 / 8), (0.4, True, None), (2.0, False, None)]
+    )
+    def test_of_batches_is_given_up_where_later_ones_are_ready(self, cores, in_line_s, in_order, speedup):
+        cores(1)
+        traits = LoaderTraits.of(loader_of(num_workers=2, in_order=in_order))
+        costs = costs_of(prepare=4.0, copy=1.0, together=10.0)
+        advised = advice.advise(costs, traits, in_line_s)
+        found = {each.rung: each for each in advised}
+        assert ("order" in found) == (speedup is not None)
+        if speedup:
+            assert found["order"].speedup == pytest.approx(speedup)
+            assert "20% of the time a later batch was ready" in found["order"].why
+            assert found["order"].settings == {"in_order": False}
+            assert [each.rung for each in advised] == ["decoding", "order", "copy"]
+
+    def test_is_no_matter_where_training_does_not_wait(self):
+        [none] = advice.advise(costs_of(), LoaderTraits(num_workers=2), 5.0)
+        assert none.rung == "none"

@@ -1,18 +1,12 @@
-"""What a diagnosis says, draws and shows; how a command line names a training; `lk.tune`, which chooses."""
+"""How a command line names a training; `lk.tune`, which chooses."""
 
-import base64
-import io
 import re
 import sys
 import time
-from dataclasses import replace
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ChainDataset, Dataset
 from torchvision.transforms import v2
 
@@ -20,69 +14,10 @@ import labkit as lk
 from labkit.data.decode import missing_decoders
 from labkit.errors import CannotDiagnose
 from labkit.watching import tune as tuning
-from labkit.watching.advice import MIN_SHARE, Costs, Recommendation
+from labkit.watching.advice import Costs
 from labkit.watching.diagnose import made_training, named_function
-from labkit.watching.findings import Diagnosis
-from labkit.watching.timings import Making
-from labkit.watching.tune import DEFAULT, STEP_ALONE, Candidate, Source, fastest_decoder, with_decoder
-
-SHARES = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
-WAITS = "Training waits for its data 70% of the time: prepare 40%, fetch 10%, start 10%, hand-over 9%."
-
-
-class TestADiagnosis:
-    @pytest.fixture
-    def found(self) -> Diagnosis:
-        costs = Costs(
-            step=3.0, copy=0.04, hand_over=0.92, fetch=1.04, prepare=4.0, start=1.0, together=10.0, making=None,
-            waiting=0.0, step_cpu=0.0,
-        )  # fmt: skip
-        advice = Recommendation("workers", "Use <2> workers", "they wait", 2.0, "03_persistent_workers")
-        return Diagnosis(SHARES, 3.333, 3.1, 3.5, [advice], costs, None, None, pd.DataFrame(), pd.DataFrame())
-
-    def test_says_what_training_waits_for_and_what_free_data_would_bring(self, found):
-        free = "Were data free, it would be 3.33x [3.10, 3.50] as fast"
-        assert found.sentences == [WAITS, f"{free}.", str(found.recommendation)]
-        assert repr(found).splitlines() == found.sentences
-        whole = replace(found, gpu_utilization=0.25, cold=1.52).sentences[1]
-        assert whole == (
-            f"{free}; the GPU was busy 25% of the time that was measured; from a cold page cache the loader takes 1.5x "
-            "as long."
-        )
-        for cold in (0.8, 1.04):  # no slower from a cold cache, but for noise
-            assert replace(found, cold=cold).sentences[1] == f"{free}."
-        once = replace(found, ceiling_low=np.nan, ceiling_high=np.nan).sentences[1]
-        assert once == "Were data free, it would be 3.33x as fast."
-
-    @pytest.mark.parametrize(("lost", "begin"), [(MIN_SHARE, "Training waits"), (0.03, "Training does not wait")])
-    def test_calls_little_no_waiting(self, found, lost, begin):
-        shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
-        assert replace(found, shares=shares).sentences[0].startswith(begin)
-
-    def test_draws_its_costs_beside_the_step_alone(self, found):
-        given = plt.subplots()[1]
-        plt.subplots()  # another one is the current one
-        ax = found.plot(ax=given)
-        assert ax is given
-        rows = {}
-        for bar in ax.patches:
-            rows.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar.get_width())
-        assert rows[0] == pytest.approx([3.0, *found.costs.lost_s.values()])
-        assert rows[1] == pytest.approx([3.0, 0, 0, 0, 0, 0])
-        assert [label.get_text() for label in ax.get_yticklabels()] == ["training", "if data were free"]
-        assert (ax.get_xlabel(), ax.get_title("left")) == ("seconds per batch", "ceiling: 3.33x")
-        assert ax.get_legend().get_texts()[0].get_text() == "compute"
-
-    def test_shows_a_picture_and_words_and_leaves_no_figure(self, found):
-        n_figures = len(plt.get_fignums())
-        head, _, rest = found._repr_html_().partition('src="data:image/png;base64,')
-        assert len(plt.get_fignums()) == n_figures
-        picture, _, words = rest.partition('">')
-        assert head == f'<img alt="{WAITS}" '
-        assert words == "".join(f"<p>{each}</p>" for each in found.sentences).replace("<2>", "&lt;2&gt;")
-        image = Image.open(io.BytesIO(base64.b64decode(picture)))
-        assert (image.format, image.size) == ("PNG", (770, 286))
-
+from labkit.watching.tune import DEFAULT, STEP_ALONE, Candidate, Source, fastest_decoder
+from tests.loaders import same
 
 NAME = "training_of_a_test"
 SCRIPT = """
@@ -212,6 +147,27 @@ class TestTune:
         images, labels = next(iter(tuned.source.loader(Candidate(tuned.config, threads=True))))
         assert (images.shape, images.dtype, labels.dtype) == ((4, 3, 224, 224), torch.uint8, torch.int64)
 
+    def test_makes_its_first_batches_as_a_worker_does_and_leaves_generators_as_they_were(self, monkeypatch):
+        usual, making, stepping = torch.get_num_threads(), [], []
+        monkeypatch.setattr(tuning, "race", lambda *_, **__: pd.DataFrame())
+        monkeypatch.setattr(tuning, "_to_tuned", lambda *_: None)
+
+        class Draws(Naps):
+            def __getitem__(self, index):
+                making.append(torch.get_num_threads())
+                return super().__getitem__(index)
+
+        torch.set_num_threads(3)
+        before = torch.get_rng_state()
+        try:
+            step = lambda batch: (stepping.append(torch.get_num_threads()), torch.rand(3))  # noqa: E731
+            lk.tune(Draws(0.0), step, config=SERIAL, budget_s=1)
+            assert torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(usual)
+        assert (set(making), set(stepping)) == ({1}, {3})
+        assert torch.equal(torch.get_rng_state(), before)
+
     @pytest.mark.parametrize(
         ("arguments", "error", "says"),
         [
@@ -240,6 +196,38 @@ class TestTune:
         assert not Source(photos, collate_fn=list).has_threads()
         assert not Source(lk.PILDataset(photos.store, transform=photos.transform)).has_threads()
 
+    @pytest.mark.parametrize(
+        "labels",
+        [
+            None,
+            [7, 3, 7, 0],
+            [0.5, -1.0, 2.0, 0.0],
+            ["a cat", "a dog", "two dogs", "a cat"],
+            [[0, 1], [1, 1], [0, 0], [1, 0]],
+        ],
+    )
+    @pytest.mark.parametrize("classes", [None, []])
+    def test_uses_threads_for_the_same_images_labels_and_keys(self, photos, labels, classes):
+        keys = [photos.keys[number] for number in (6, 1, 4, 3)]
+        options = {"keys": keys, "labels": labels, "return_keys": True}
+        if classes is not None and labels != [7, 3, 7, 0]:
+            options["classes"] = classes
+        chosen = lk.ImageDataset(photos.store, transform=photos.transform, **options)
+        source = Source(chosen, shuffle=False)
+        assert source.has_threads()
+        of_processes, of_threads = (next(iter(source.loader(Candidate(SERIAL, threads=on)))) for on in (False, True))
+        assert of_threads[2] == of_processes[2] == keys[: SERIAL.batch_size]
+        assert same([of_threads[1]], [of_processes[1]])
+
+    def test_uses_threads_for_targets_too_and_none_for_buckets(self, photos):
+        targets = {"points": lk.Keypoints({key: [[1.0, 2.0]] for key in photos.keys})}
+        with_targets = lk.ImageDataset(photos.store, transform=photos.transform, targets=targets)
+        _, found = next(iter(Source(with_targets).loader(Candidate(SERIAL, threads=True))))
+        assert set(found) == {"points"}
+        assert not Source(
+            lk.ImageDataset(photos.store, transform=photos.transform, buckets=lk.Buckets(((64, 64),)))
+        ).has_threads()
+
 
 class TestTheField:
     @pytest.fixture(autouse=True)
@@ -248,21 +236,19 @@ class TestTheField:
             monkeypatch.setattr(tuning, name, lambda: 2)
 
     def test_is_what_the_model_finds_worth_measuring(self, recwarn):
-        assert tuning.worth_measuring(Making(0.3, 0.0), 0.0, 0.0) == [2]
-        assert tuning.worth_measuring(Making(0.01, 0.0), 1.0, 0.0) == [1, 2, 0]  # all alike: the fewest that keep up
-        assert tuning.worth_measuring(Making(0.8, 1.0), 0.0, 0.0) == [16]
-        options = {"decoder": None, "threads": False}
-        found = tuning.candidates(lk.LoaderConfig(num_workers=2), Making(0.3, 0.0), 0, 0, **options)
+        assert tuning.worth_measuring(costs(making=0.3)) == [2]
+        assert tuning.worth_measuring(costs(making=0.01, step=1.0)) == [1, 2, 0]  # all alike: the fewest that keep up
+        assert tuning.worth_measuring(costs(making=0.8, waiting=1.0)) == [16]
+        found = tuning.candidates(lk.LoaderConfig(num_workers=2), costs(making=0.3), decoder=None, threads=False)
         assert list(found) == [DEFAULT, "2 workers, 4 ahead"]  # the default is always among them, and nobody twice
         assert found[DEFAULT].config == lk.LoaderConfig(num_workers=2)
         config = lk.LoaderConfig(prefetch_factor=4, persistent_workers=True, start_method="spawn")
         tuning.with_workers(config, 0).resolved()
         assert not recwarn.list  # no setting of workers goes where there are none
 
-    @pytest.mark.parametrize(("step_s", "may"), [(0.1, True), (0.07, False)])
-    def test_begins_with_the_default_where_it_may_keep_up(self, step_s, may):
-        alone = tuning._CostsAlone(Making(0.1, 1.0), step_s, 0.0, [])
-        assert alone.may_keep_up(lk.LoaderConfig(num_workers=1)) == may
+
+def costs(**known):
+    return Costs(**(dict.fromkeys(Costs.__dataclass_fields__, 0.0) | known))
 
 
 def runs_of(**rates):
@@ -277,57 +263,29 @@ def runs_of(**rates):
 
 
 class TestARace:
-    @pytest.fixture
-    def rounds(self, monkeypatch):
-        """The rounds in which each variant of a race runs; `compare` would have measured the given rates."""
-
-        def compare(rates, **options):
-            return runs_of(**{label: [0.99 * rate, rate, 1.01 * rate] for label, rate in rates.items()})
-
-        def race(rates, **options):
-            runs = tuning.race(rates, default="default", deadline=time.perf_counter() + 60, **options)
-            assert not runs.duplicated(["variant", "round"]).any()
-            return runs.groupby("variant")["round"].apply(list).to_dict()
-
-        monkeypatch.setattr(tuning, "compare", compare)
-        return race
-
     @pytest.mark.parametrize(
-        ("rates", "options", "ran"),
+        ("rates", "ran"),
         [
-            ({"default": 30, "fast": 100}, {}, {"default": 3, "fast": 3}),
-            # Nobody runs where the default keeps up and is tried first.
-            ({"default": 50, "fast": 100, "step alone": 50}, {}, {"default": 3, "step alone": 3}),
+            ({"default": 30, "fast": 100}, [{"default", "fast"}]),
+            ({"default": 50, "fast": 100, "step alone": 50}, [{"default", "step alone"}]),
             (
-                {"default": 50, "fast": 100, "step alone": 50}, {"try_default_first": False},
-                {"default": 3, "fast": 3, "step alone": 3},
+                {"default": 50, "fast": 100, "step alone": 100},
+                [{"default", "step alone"}, {"default", "fast", "step alone"}],
             ),
         ],
-    )  # fmt: skip
-    def test_ends_when_the_winner_is_certain(self, rounds, rates, options, ran):
-        assert rounds(rates, **options) == {label: list(range(n)) for label, n in ran.items()}
-
-    def test_goes_on_where_the_default_does_not_keep_up(self, rounds):
-        ran = rounds({"default": 50, "fast": 100, "step alone": 100})
-        assert ran == {"default": [*range(6)], "step alone": [*range(6)], "fast": [3, 4, 5]}
-
-    @pytest.mark.parametrize(
-        ("rates", "kept", "decided"),
-        [
-            ({"b": [20, 21, 20]}, {"b"}, True),
-            ({"b": [5, 6, 5]}, set(), True),
-            ({"b": [20, 21, 20], "c": [20, 20, 21]}, {"b", "c"}, False),
-            ({"b": [20, 21, 20], "c": [15, 15, 15]}, {"b"}, True),
-            ({"b": [20, 21, 20], "c": [15, 15, 20]}, {"b", "c"}, False),
-            ({"b": [9, 10, 11]}, {"b"}, False),
-            # As fast as the step: nobody can be faster, so that the rest need not go on.
-            ({"b": [20, 21, 20], "c": [21, 21, 21], "step_alone": [21, 21, 21]}, {"c", "step alone"}, True),
-        ],
     )
-    def test_drops_who_is_slower_every_time(self, rates, kept, decided):
-        runs = runs_of(default=[10, 10, 10], **rates)
-        found = tuning.next_heat(runs, list(runs["variant"].unique()), "default")
-        assert (set(found[0]), found[1]) == ({"default", *kept}, decided)
+    def test_has_all_but_where_the_default_keeps_up(self, monkeypatch, rates, ran):
+        """`compare` would have measured the given rates."""
+        raced = []
+
+        def compare(rates, **options):
+            raced.append(set(rates))
+            return runs_of(**{label: [0.99 * rate, rate, 1.01 * rate] for label, rate in rates.items()})
+
+        monkeypatch.setattr(tuning, "compare", compare)
+        runs = tuning.race(rates, deadline=time.perf_counter() + 60)
+        assert raced == ran
+        assert set(runs["variant"]) == ran[-1]
 
 
 class TestTheFastestDecoder:
@@ -345,7 +303,7 @@ class TestTheFastestDecoder:
     @pytest.mark.alone
     def test_is_no_slow_one(self, photos, decoding):
         decoding(lambda decoder: time.sleep(0.02 * (decoder == "pil")))
-        name, frame = fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=2)
+        name, frame = fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"))
         assert name not in (None, "pil", "pil_draft")
         assert set(frame["variant"]) == set(lk.DECODERS) - {"pil_draft"} - set(missing_decoders())
 
@@ -355,12 +313,12 @@ class TestTheFastestDecoder:
                 raise lk.DecodeError("no")
 
         decoding(only_pil)
-        assert fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"), limit_s=1)[0] is None
+        assert fastest_decoder(lk.ImageDataset(photos.store, decoder="pil"))[0] is None
         for dataset in ([0, 1], lk.PILDataset(photos.store)):
-            assert fastest_decoder(dataset, limit_s=1) == (None, None)
+            assert fastest_decoder(dataset) == (None, None)
 
     def test_is_used_in_a_copy_of_the_data_set(self, photos):
-        other = with_decoder(photos, "pil")
+        other = Source(photos).loader(Candidate(SERIAL, "pil")).dataset
         other.transform = None
         assert (photos.decoder, other.decoder) == ("turbojpeg", "pil")
         assert torch.equal(lk.decode(photos.store.read(photos.keys[0]), "pil"), other[0][0])

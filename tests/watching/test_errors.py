@@ -34,7 +34,7 @@ class Samples(Dataset):
 
 
 @pytest.mark.parametrize("where", ["loader", "step"])
-@pytest.mark.parametrize("use", ["diagnose", pytest.param("tune", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("use", ["diagnose", pytest.param("tune", marks=pytest.mark.exhaustive)])
 def test_an_error_keeps_its_type_and_text_nothing_is_left_and_the_next_use_works(tmp_path, use, where):
     def check(place):
         if (tmp_path / place).exists():  # workers see a file that comes and goes
@@ -54,12 +54,12 @@ def test_an_error_keeps_its_type_and_text_nothing_is_left_and_the_next_use_works
     assert found.frame["images_per_s"].gt(0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_error_while_loaders_race_under_tune_names_the_loader_keeps_its_cause_and_ends_all_workers():
     steps = itertools.count(1)
 
     def step(batch):
-        if next(steps) == 12:  # the step alone takes fewer
+        if next(steps) == 24:  # to see what it costs takes fewer
             raise Broken("the step is broken")
 
     with pytest.raises(VariantError, match=r"variant '.*' raised Broken: the step is broken") as caught:

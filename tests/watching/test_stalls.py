@@ -1,27 +1,29 @@
-"""`lk.diagnose` finds stalls that are known, with every kind of loader and step that it may be given."""
+"""`lk.watch` and `lk.diagnose` find stalls that are known, with every kind of loader and step that may be given."""
 
 import multiprocessing
 import random
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
-from types import SimpleNamespace
+from itertools import islice
 
 import cv2
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
 import labkit as lk
-from labkit.data.blobs import resident_fraction
 from labkit.errors import CannotDiagnose
+from labkit.measure import usage
 from labkit.watching import advice, diagnose as loop
 from labkit.watching.findings import SHARES
-from labkit.watching.timings import Epochs, Making, making_in_one_process, waiting_of
+from labkit.watching.observe import Control
+from labkit.watching.program import Steps
 from tests.encodings import Encoding
 from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
+from tests.watching.trained import optimizer, train, watched_while
 
 
 @pytest.fixture
@@ -30,68 +32,165 @@ def clock(monkeypatch):
     return stopped_time(monkeypatch)
 
 
-@pytest.mark.parametrize(("stalls", "rung"), KNOWN.values(), ids=KNOWN)
-def test_known_stalls_are_found(stalls, rung, clock):
-    found = lk.diagnose(*stalls.loader_and_step(clock), batches=8, rounds=3, device="fake")
+@pytest.mark.parametrize("name", [name for name, (stalls, _) in KNOWN.items() if not stalls.num_workers])
+def test_known_stalls_are_found(name, clock):
+    stalls, rung = KNOWN[name]
+    found = lk.diagnose(*stalls.loader_and_step(clock), batches=8, rounds=3)
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares == pytest.approx(stalls.shares(), abs=0.01)
     assert found.recommendation.rung == rung
 
 
+class Ended(Exception):
+    pass
+
+
+def end():
+    raise Ended
+
+
 @pytest.mark.exhaustive
 @pytest.mark.alone
-@pytest.mark.parametrize(("stalls", "rung"), KNOWN.values(), ids=KNOWN)
-def test_known_stalls_are_found_in_real_time(stalls, rung, monkeypatch):
+@pytest.mark.parametrize("how", ["observed", "diagnosed"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
     monkeypatch.setattr(advice, "usable_cores", lambda: 2)
-    # A moment's load of the machine is no cause of a stall: three attempts. A wrong share is wrong in each of them.
-    for _ in range(3):
-        clock = RealClock(rounds=3)
-        with clock.noting_training():
-            found = lk.diagnose(*stalls.loader_and_step(clock), batches=8, rounds=3, device="fake")
-        expected = replace(stalls, **clock.medians()).shares()
-        assert sum(found.shares.values()) == pytest.approx(1)
-        off = max(abs(found.shares[cause] - expected[cause]) for cause in SHARES)
-        if off < 0.05 and found.recommendation.rung == rung:
-            return
-    assert off < 0.05, f"found {found.shares}, true {expected}"
+    (stalls, rung), clock = KNOWN[name], RealClock()
+    loader, step = stalls.loader_and_step(clock)
+    if how == "diagnosed":
+        found = lk.diagnose(loader, step, batches=10, rounds=3)
+    else:
+        _, steps = optimizer()
+        with lk.watch() as watched, suppress(Ended):
+            watched.observer.control = Steps(30, end, Control())
+            for batch in loader:
+                steps.step()
+                step(batch)
+        found = watched.report()
+    truth = replace(stalls, **clock.means()).shares()
+    assert sum(found.shares.values()) == pytest.approx(1)
+    off = max(abs(found.shares[cause] - truth[cause]) for cause in SHARES)
+    assert off < 0.05, f"found {found.shares}, true {truth}"
     assert found.recommendation.rung == rung
+    assert found.is_bound == (how == "observed")
+    if not found.is_bound:
+        assert found.ceiling == pytest.approx(1 / truth["compute"], rel=0.1)
 
 
-def test_the_figures_are_those_of_the_frame_and_the_last_round_is_on_the_timeline(clock):
-    slow = lk.diagnose(*Stalls(step=0.03, fetch=0.09).loader_and_step(clock), batches=4, rounds=3, device="fake")
-    table = slow.frame.pivot(index="round", columns="variant", values="steady_s") / 4
-    assert table["loader and step"].median() == pytest.approx(slow.costs.together)
-    assert table["step"].median() == pytest.approx(slow.costs.step)
-    assert slow.frame["n_images"].eq(16).all()
-    assert not slow.frame["rung"].any()
-    assert slow.ceiling == pytest.approx(slow.costs.together / slow.costs.step)
-    assert slow.ceiling == pytest.approx(4, rel=1e-4)
-    assert slow.ceiling_low <= slow.ceiling_high
-    spans = slow.spans
-    assert list(spans.kind) == ["wait", "step"] * 4
-    assert list(spans.batch) == [0, 0, 1, 1, 2, 2, 3, 3]
-    medians = (spans.end_s - spans.start_s).groupby(spans.kind).median().to_dict()
-    assert medians == pytest.approx({"wait": 0.09, "step": 0.03}, rel=0.01)
-    assert list(spans.start_s[1:]) == pytest.approx(list(spans.end_s[:-1]))
+def test_the_frame_has_the_loop_and_the_step_alone_round_by_round(clock):
+    found = lk.diagnose(*Stalls(step=0.03, fetch=0.09).loader_and_step(clock), batches=4, rounds=3)
+    rates = found.frame.groupby("variant")["images_per_s"]
+    assert rates.count().to_dict() == {"loader and step": 3, "step": 3}
+    assert rates.median().to_dict() == pytest.approx({"loader and step": 4 / 0.12, "step": 4 / 0.03}, rel=1e-3)
+    assert (found.frame["n_images"] / found.frame["images_per_s"]).tolist() == pytest.approx(found.frame["steady_s"])
+    assert found.frame["batch_size"].eq(4).all()
+    assert not found.frame["rung"].any()
+    assert found.costs.together == pytest.approx(0.12, rel=1e-3)
+    assert found.ceiling == pytest.approx(4, rel=1e-3)
+    assert not found.is_bound
+    assert [said for said in repr(found).splitlines() if said.startswith("Were data free, it would be 4.00x [")]
+    assert "optimizer" not in repr(found)
 
 
-@pytest.mark.parametrize(
-    ("stalls", "options", "queued_s", "seconds"),
-    [
-        (Stalls(hand_over=0.04, fetch=0.01, num_workers=2), {}, 0.0, 0.04),
-        (Stalls(hand_over=0.04, fetch=0.01, num_workers=2), {}, 0.04, 0.02),  # of two batches
-        (Stalls(hand_over=0.04, fetch=0.01, num_workers=2), {}, 0.2, 0.0),
-        (Stalls(prepare=0.03), {}, 0.02, 0.03),  # may be making where nobody works ahead
-        (Stalls(hand_over=0.04, fetch=0.2, num_workers=1), {"prefetch_factor": 1}, 0.0, 0.04),  # one is ready
-    ],
-)
-def test_standing_in_line_for_a_core_is_no_receiving(clock, monkeypatch, stalls, options, queued_s, seconds):
-    readings = iter(np.arange(1000) * queued_s)
-    monkeypatch.setattr(loop, "run_queue_s", lambda: float(next(readings)))
-    found = lk.diagnose(*stalls.loader_and_step(clock, **options), batches=4, rounds=2, device="fake")
-    received = found.frame.set_index("variant").loc["receive"]
-    assert (received["steady_s"] / 4).tolist() == pytest.approx([seconds] * 2, abs=1e-4)
-    assert (received["images_per_s"] == float("inf")).all() == (seconds == 0)
+class Prepared(Dataset):
+    """Samples that take as long to make."""
+
+    def __init__(self, clock, seconds, count):
+        self.clock, self.seconds, self.count = clock, seconds, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.clock.spend("prepare", self.seconds)
+        return torch.zeros(3)
+
+
+class TestALoaderOfTheStep:
+    """A second one, such as of unlabeled images, whose batches the step takes itself."""
+
+    @pytest.mark.parametrize("wrap", [lambda loader: loader, lambda loader: Wrapped(loader)])
+    def test_is_no_part_of_the_one_that_is_diagnosed(self, clock, wrap):
+        others = []
+
+        def step(batch):
+            others[:] = others or [iter(DataLoader(Prepared(clock, 0.01, 4000), 4))]
+            next(others[0])
+            clock.spend("step", 0.1)
+
+        found = lk.diagnose(wrap(DataLoader(Prepared(clock, 0.05, 400), 4)), step, batches=8, rounds=2)
+        assert found.costs.making == pytest.approx(0.2, rel=1e-2)
+        assert found.costs.step == pytest.approx(0.1, rel=1e-2)
+        assert found.loaders["role"].tolist() == ["training", "other"]
+
+
+class Wrapped:
+    """What nobody knows, around a loader of torch's."""
+
+    def __init__(self, loader):
+        self._made_of = loader
+
+    def __iter__(self):
+        yield from self._made_of
+
+
+@pytest.mark.parametrize("length", [24, 30, 36, 72])
+def test_an_epoch_that_ends_with_the_observation_waits_for_no_storage(clock, monkeypatch, length):
+    """What is computed is compared with the time that the loader alone takes, which needs some batches."""
+    monkeypatch.setattr(loop, "tree_cpu_s", lambda: clock.cpu_s)
+
+    class Loader:
+        def __len__(self):
+            return length
+
+        def __iter__(self):
+            for _ in range(length):
+                clock.spend("prepare", 0.05)
+                yield torch.zeros(4, 3, 8, 8)
+
+    found = lk.diagnose(Loader(), lambda batch: clock.spend("step", 0.1))
+    assert found.shares["fetch"] == pytest.approx(0, abs=1e-3)
+    assert found.shares["prepare"] == pytest.approx(1 / 3, rel=1e-2)
+
+
+def test_an_epoch_that_has_just_begun_says_nothing_yet():
+    """Its first batch waits for the start of workers and files, and is the start of an epoch alone."""
+    loader = DataLoader(TensorDataset(torch.zeros(12, 4)), 1)
+    with lk.watch() as watched:
+        train(loader)
+        train(islice(loader, 2))
+        assert watched.report().n_batches == watched_while(loader).report().n_batches
+
+
+def test_a_diagnosis_within_a_watched_program_leaves_its_watch_as_it_was():
+    loader = DataLoader(TensorDataset(torch.zeros(40, 4)), 4)
+    with lk.watch() as watched:
+        train(loader)
+        lk.diagnose([torch.zeros(2, 4)] * 10, len, batches=2, rounds=1)
+        train(loader)
+    assert [len(epoch.made_here) for epoch in watched.observer.loaders[0].epochs] == [10, 10]
+
+
+def test_what_nobody_can_look_into_waits_while_nothing_is_computed(clock, monkeypatch):
+    monkeypatch.setattr(loop, "tree_cpu_s", lambda: clock.cpu_s)
+
+    class Loader:
+        def __iter__(self):
+            clock.sleep(1.0)
+            for _ in range(10):
+                clock.spend("fetch", 0.04)
+                clock.spend("prepare", 0.06)
+                yield torch.zeros(4, 3, 8, 8)
+
+    loader = Loader()
+    found = lk.diagnose(loader, lambda batch: clock.spend("step", 0.1), batches=20, rounds=1)
+    # an epoch of 10 batches takes a second more, and as it does nothing then, it also waits
+    assert found.costs.start == pytest.approx(0.1, rel=1e-3)
+    assert found.costs.fetch + found.costs.prepare == pytest.approx(0.1, rel=1e-3)
+    assert found.costs.waiting == pytest.approx(0.4, abs=0.01)
+    loader.num_threads = 2
+    found = lk.diagnose(loader, lambda batch: clock.spend("step", 0.1), batches=20, rounds=1)
+    assert found.costs.waiting == pytest.approx(0.7, abs=0.01)
 
 
 class Samples(Dataset):
@@ -126,17 +225,17 @@ def nap(batch):
 class TestLoaders:
     @pytest.mark.parametrize(
         ("loader", "n_images"),
-        [(DataLoader(Stream(), 4), 8), (loader_of(None), 2), ([torch.zeros(4, 3, 8, 8)], 8), (["a", "b"], 2)],
+        [(DataLoader(Stream(), 4), 4), (loader_of(None), 1), ([torch.zeros(4, 3, 8, 8)], 4), (["a", "b"], 1)],
         ids=["of iterables", "of whole batches", "a list", "of what nobody can count"],
     )
     def test_may_be_any_that_can_be_iterated_again(self, clock, loader, n_images):
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch's, about a length that is not kept to
+            warnings.simplefilter("error", UserWarning)  # torch's, about a length that is not kept to
             found = lk.diagnose(loader, lambda batch: clock.spend("prepare", 0.3), batches=2, rounds=1)
         assert found.shares["compute"] > 0.9
         assert found.costs.step_cpu == pytest.approx(0.3)
         assert found.recommendation.rung == "none"
-        assert found.frame["n_images"].eq(n_images).all()
+        assert found.frame["batch_size"].eq(n_images).all()
 
     @pytest.mark.parametrize(
         ("loader", "step", "options", "error", "says"),
@@ -158,20 +257,6 @@ class TestLoaders:
         step = lambda batch: clock.sleep(0.05)  # noqa: E731
         lk.diagnose([torch.zeros(1, 3, 8, 8)], step, batches=1000, rounds=2, limit_s=3)
         assert clock.wall_s < 3.5
-
-    @pytest.mark.alone
-    def test_may_read_from_a_store_that_is_evicted_to_tell_a_cold_page_cache(self, first_photos):
-        def refuse():
-            raise OSError("not here")
-
-        store = lk.FolderStore(first_photos(16))
-        store.evict()
-        if resident_fraction(store.paths()) > 0.1:
-            pytest.skip("this file system's pages cannot be evicted")
-        loader = DataLoader(lk.ImageDataset(store, transform=lambda image: image[:, :64, :64]), 4)
-        assert lk.diagnose(loader, nap, batches=4, rounds=1).cold > 0
-        for evicted in (lambda: 10**9, refuse):  # nothing was cold, or can be evicted
-            assert lk.diagnose(loader, nap, batches=4, rounds=1, evict=evicted).cold is None
 
 
 def as_transformers_gives_it(index):
@@ -196,7 +281,7 @@ class TestSteps:
             more["seen"] += 1
 
         nested = loader_of(collate_fn=lambda samples: ((torch.zeros(4, 3, 8, 8), [1, 2]), {"seen": torch.zeros(1)}))
-        assert lk.diagnose(nested, step, batches=6, rounds=1).frame["n_images"].eq(24).all()
+        assert lk.diagnose(nested, step, batches=6, rounds=1).frame["batch_size"].eq(4).all()
 
     def test_may_keep_their_batches(self):
         kept = []
@@ -252,7 +337,9 @@ class TestWorkers:
         inner, step = Stalls(prepare=0.03).loader_and_step(clock)
         assert loop.torch_loader(Wrapper(Wrapper(inner))) is inner
         assert loop.torch_loader([1]) is None
-        assert lk.diagnose(Wrapper(inner), step, batches=3, rounds=1).recommendation.rung == "workers"
+        found = lk.diagnose(Wrapper(inner), step, batches=3, rounds=1)
+        assert (found.recommendation.rung, len(found.loaders)) == ("workers", 1)
+        assert found.costs.making == pytest.approx(0.03, rel=0.01)
 
     def test_may_be_where_alone_a_data_set_works_or_within_a_wrapper(self):
         inner = DataLoader(Samples(only_in_a_worker), 4, num_workers=2, persistent_workers=True)
@@ -273,96 +360,17 @@ class TestWorkers:
 
 
 @pytest.mark.alone
-class TestStolenTime:
-    """What a virtual machine's host takes away is no waiting for data: by a host that takes all naps."""
+@pytest.mark.parametrize(("stolen", "cause"), [(True, "prepare"), (False, "fetch")])
+def test_what_a_virtual_machines_host_takes_away_is_no_waiting_for_data(clock, monkeypatch, stolen, cause):
+    """By a host that takes all naps, or none."""
 
-    @pytest.fixture
-    def batches(self, monkeypatch):
-        """`batches(stolen=, others_s=)`: `others_s` is what else runs on this machine meanwhile."""
-        host = Host(stopped_time(monkeypatch))
-        monkeypatch.setattr(psutil, "cpu_times", host.cpu_times)
+    def make(index):
+        clock.spend("fetch", 0.02)
+        clock.spend("prepare", 1e-6)  # who was stolen from did run
+        host.passes(stolen_s=0.02 * stolen)
+        return torch.zeros(3, 8, 8)
 
-        def make(*, stolen=True, others_s=0.0):
-            def nap(index):
-                host.clock.spend("fetch", 0.02)
-                host.clock.spend("prepare", 1e-6)  # who was stolen from did run
-                host.passes(busy_s=others_s, stolen_s=0.02 * stolen)
-                return torch.zeros(3, 8, 8)
-
-            return Samples(nap), host.clock
-
-        return make
-
-    @pytest.mark.parametrize(
-        ("options", "above", "below"), [({}, -1, 0.2), ({"stolen": False}, 0.8, 2), ({"others_s": 1.0}, 0.8, 2)],
-        ids=["stolen", "not stolen", "stolen from others"],
-    )  # fmt: skip
-    def test_was_not_waited_for(self, batches, options, above, below):
-        found = making_in_one_process(DataLoader(batches(**options)[0]), limit_s=2, n_batches=5)
-        assert above < found.waiting < below
-
-    @pytest.mark.parametrize(("stolen", "cause"), [(True, "prepare"), (False, "fetch")])
-    def test_of_any_loader_is_told_apart(self, batches, stolen, cause):
-        samples, clock = batches(stolen=stolen)
-        loader = Wrapper(range(40), samples.make)
-        found = lk.diagnose(loader, lambda batch: clock.sleep(0.001), batches=4, rounds=1)
-        assert found.shares[cause] > 0.9
-
-
-class TestMaking:
-    """What one process needs to make a batch, and how much of it is waiting."""
-
-    def test_uses_one_thread_and_gives_back_threads_and_generators(self):
-        def note(index):
-            noted.append((index, torch.get_num_threads(), cv2.getNumThreads()))
-            return torch.zeros(3)
-
-        noted, threads = [], (torch.get_num_threads(), cv2.getNumThreads())
-        torch.manual_seed(3)
-        expected = torch.rand(3)
-        torch.manual_seed(3)
-        making_in_one_process(DataLoader(Samples(note), 4, shuffle=True), limit_s=1, n_batches=3)
-        assert torch.equal(torch.rand(3), expected)
-        assert {each[1:] for each in noted} == {(1, 1)}
-        assert (torch.get_num_threads(), cv2.getNumThreads()) == threads
-        noted.clear()
-        making_in_one_process(DataLoader(Samples(note), None, sampler=[5, 7, 6]), limit_s=1, n_batches=2)
-        assert [index for index, *_ in noted] == [5, 7, 6]
-        sizes = []
-        stream = DataLoader(Stream(), 15, drop_last=True, collate_fn=lambda batch: sizes.append(len(batch)))
-        assert making_in_one_process(stream, limit_s=1, n_batches=5).seconds > 0
-        assert sizes == [15, 15]
-
-    @pytest.mark.alone
-    def test_tells_waiting_from_computing(self):
-        clock = RealClock()
-        napping, burning = (Stalls(**{cause: 0.1}).loader_and_step(clock)[0] for cause in ("fetch", "prepare"))
-        assert making_in_one_process(napping, limit_s=2, n_batches=5).waiting > 0.9
-        assert making_in_one_process(burning, limit_s=2, n_batches=5).waiting < 0.2
-
-    @pytest.mark.parametrize(
-        ("loader", "seconds", "cpu_s", "waiting"),
-        [
-            (SimpleNamespace(num_threads=2), 2.0, 1.0, 0.75), (SimpleNamespace(num_workers=4), 2.0, 2.0, 0.75),
-            ([], 0.5, 0.125, 0.75), ([], 1.0, 3.0, 0.0), ([], 0.0, 0.0, 0.0),
-        ],
-    )  # fmt: skip
-    def test_of_any_other_loader_waits_while_nothing_is_computed(self, loader, seconds, cpu_s, waiting):
-        assert waiting_of(loader, seconds, cpu_s) == Making(None, waiting)
-
-
-class TestEpochs:
-    @pytest.mark.parametrize(
-        ("loader", "starts_workers", "gaps_s", "waiting_s", "starting_s"),
-        [
-            (range(10), False, [0.5, 0.7, 0.6], 0.1, 0.05),  # shared among the batches
-            (range(10), True, [0.5, 0.7, 0.6], 1.0, 0),
-            (range(10), True, [], 0, 0.04),  # the first epoch counts until a second begins
-            (range(10), False, [], 0, 0),
-            (iter(()), True, [], 0, 0),  # without a length
-        ],
-    )
-    def test_cost_a_batch_a_part_of_their_start(self, loader, starts_workers, gaps_s, waiting_s, starting_s):
-        epochs = Epochs(loader, starts_workers=starts_workers)
-        epochs.gaps_s, epochs.first_s = gaps_s, 0.4
-        assert epochs.starting_s(waiting_s) == pytest.approx(starting_s)
+    host = Host()
+    monkeypatch.setattr(usage, "cpu_times", host.cpu_times)
+    found = lk.diagnose(Wrapper(range(40), make), lambda batch: clock.sleep(0.001), batches=4, rounds=1)
+    assert found.shares[cause] > 0.9

@@ -4,44 +4,25 @@ import inspect
 import json
 import math
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloader
 
 import labkit as lk
 from labkit.errors import NothingSeen
-from labkit.watching import advice
+from labkit.watching.device_times import DeviceTimes
 from labkit.watching.findings import SHARES
-from labkit.watching.observe import Control
-from labkit.watching.program import Replay, Steps
 from labkit.watching.ranks import combine_ranks
-from labkit.watching.script import shown_command
-from labkit.watching.timings import DeviceTimes, gpu_utilization
-from tests.stalling import KNOWN, RealClock
-
-
-def optimizer():
-    model = torch.nn.Linear(4, 1)
-    return model, torch.optim.SGD(model.parameters(), 1e-6)
-
-
-def train(loader, step_s=0.0, epochs=1):
-    model, steps = optimizer()
-    for _ in range(epochs):
-        for batch in loader:
-            x = batch[0] if isinstance(batch, list | tuple) else batch
-            steps.zero_grad()
-            model(x.flatten(1)[:, :4].float()).mean().backward()
-            steps.step()
-            time.sleep(step_s)
+from labkit.watching.script import Terminal, shown_command
+from tests.watching.trained import optimizer, train, watched_while
 
 
 def numbers(count, batch_size=2, **options):
@@ -50,46 +31,7 @@ def numbers(count, batch_size=2, **options):
 
 @pytest.fixture(scope="module")
 def report():
-    with lk.watch() as watched:
-        train(numbers(120))
-    return watched.report()
-
-
-class Ended(Exception):
-    pass
-
-
-def end():
-    raise Ended
-
-
-# Copies are seen on CUDA only; here they belong to the step.
-RUNGS = {name: rung for name, (_, rung) in KNOWN.items()} | {"copy": "none", "fetch and copy": "workers"}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.alone
-@pytest.mark.parametrize("replays", [False, True], ids=["observed", "replayed"])
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_stalls_are_seen_in_real_time(name, replays, monkeypatch):
-    monkeypatch.setattr(advice, "usable_cores", lambda: 2)
-    stalls, clock, (_, steps) = KNOWN[name][0], RealClock(), optimizer()
-    clock.round.value = 0
-    loader, _ = stalls.loader_and_step(clock)
-    with lk.watch() as watched, suppress(Ended):
-        watched.observer.control = (partial(Replay, watched) if replays else Steps)(30, end, Control())
-        for _ in loader:
-            steps.step()
-            clock.spend("step", stalls.step + stalls.copy)
-    found = watched.report()
-    truth = replace(stalls, copy=0.0, **clock.medians()).shares()
-    assert sum(found.shares.values()) == pytest.approx(1)
-    off = max(abs(found.shares[cause] - truth[cause]) for cause in SHARES)
-    assert off < 0.05, f"found {found.shares}, true {truth}"
-    assert found.recommendation.rung == RUNGS[name]
-    if replays:
-        assert not found.is_bound
-        assert found.ceiling == pytest.approx(1 / truth["compute"], rel=0.1)
+    return watched_while(numbers(120)).report()
 
 
 def methods():
@@ -97,7 +39,9 @@ def methods():
     classes = filter(inspect.isclass, vars(dataloader).values())
     kinds = [kind for kind in classes if kind.__module__ == dataloader.__name__]
     functions = [(kind, name) for kind in kinds for name, method in vars(kind).items() if inspect.isfunction(method)]
-    return {key: getattr(*key) for key in [*functions, (lk.BatchLoader, "__iter__"), (torch.Tensor, "to")]}
+    others = [(lk.BatchLoader, "__iter__"), (torch.Tensor, "to")]
+    own = {(torch.Tensor, name): value for name, value in vars(torch.Tensor).items()}  # "to" is none of them
+    return {key: getattr(*key) for key in [*functions, *others]} | own
 
 
 def signatures():
@@ -137,7 +81,8 @@ class TestLoaders:
         loader = kind(TensorDataset(torch.zeros(40, 4)), 2, num_workers=num_workers)
         with lk.watch() as watched:
             assert signatures() == parameters
-            train(loader, 0.002, epochs=2)
+            for _ in range(2):
+                train(loader)
         assert methods() == before
         assert loader.worker_init_fn is None
         found = watched.report()
@@ -186,15 +131,12 @@ class TestLoaders:
     def test_of_iterables_and_batch_loader_are_seen(self, first_photos):
         loader = lk.BatchLoader(lk.FolderStore(first_photos(24)), size=16, batch_size=2, num_threads=1)
         for each, n_batches in ((DataLoader(Numbers(), 2, num_workers=2), 60), (loader, 12)):
-            with lk.watch() as watched:
-                train(each)
-            assert watched.report().loaders.iloc[0]["n_batches"] == n_batches
+            assert watched_while(each).report().loaders.iloc[0]["n_batches"] == n_batches
 
     @pytest.mark.exhaustive
     def test_of_a_batch_loader_with_processes_are_its_own_alone(self, first_photos):
         """Not also of the loader that it has of torch's."""
-        with lk.watch() as watched:
-            train(lk.BatchLoader(first_photos(24), size=16, batch_size=2, num_processes=1))
+        watched = watched_while(lk.BatchLoader(first_photos(24), size=16, batch_size=2, num_processes=1))
         [row] = watched.report().loaders.itertuples()
         assert (row.loader, row.n_batches) == ("BatchLoader 0", 12)
 
@@ -241,7 +183,9 @@ class TestTheReport:
             train(numbers(20))
             1 / 0  # noqa: B018
         [_, few] = watched.report().sentences
-        assert few.startswith("Only 6 batches were seen after the first: too few for a ceiling or advice.")
+        assert few.startswith(
+            "Only 6 batches were seen without the first ones of each epoch: too few for a ceiling or advice."
+        )
 
     @pytest.mark.parametrize(
         ("interval", "is_bound", "words", "title"),
@@ -262,6 +206,34 @@ class TestTheReport:
         assert found.sentences[1] == f"Were data free, it would be {words}."
         assert found.plot().get_title("left") == f"ceiling: {title}"
         assert "<img" in found._repr_html_()
+
+    def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
+        assert "Should bring" in repr(replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5))
+        found = replace(report, ceiling=2.0, ceiling_low=0.7, ceiling_high=43.0)
+        assert "Should bring" not in repr(found)
+        assert "what it brings, more steps would tell" in repr(found)
+        assert not [told for told in map(str, found.recommendations) if "Should bring" in told]
+        assert found.to_dict()["recommendation"]["speedup"] == 1.0
+
+    def test_says_what_training_waits_for_the_largest_share_first(self, report):
+        shares = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
+        waits = "Training waits for its data 70% of the time: prepare 40%, fetch 10%, start 10%, hand-over 9%."
+        assert replace(report, shares=shares).sentences[0] == waits
+        for lost, begin in ((0.05, "Training waits"), (0.03, "Training does not wait")):
+            shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
+            assert replace(report, shares=shares).sentences[0].startswith(begin)
+
+    def test_draws_its_costs_and_the_step_alone_and_leaves_no_figure(self, report):
+        ax, rows, n_figures = plt.subplots()[1], {}, len(plt.get_fignums())
+        assert report.plot(ax=ax) is ax
+        for bar in ax.patches:
+            rows.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar.get_width())
+        assert rows[0] == pytest.approx([report.costs.step, *report.costs.lost_s.values()])
+        assert rows[1] == pytest.approx([report.costs.step, 0, 0, 0, 0, 0])
+        assert [label.get_text() for label in ax.get_yticklabels()] == ["training", "if data were free"]
+        page = replace(report, notes=["Use <2> workers"])._repr_html_()
+        assert len(plt.get_fignums()) == n_figures
+        assert "<p>Use &lt;2&gt; workers</p>" in page
 
     def test_can_be_made_of_a_step_that_copies_fill_whole(self):
         with lk.watch() as watched:
@@ -289,16 +261,23 @@ class TestTheReport:
 class TestTheDevice:
     """What a CUDA device is seen to wait for, on the simulated device and on a real one."""
 
+    @pytest.fixture
+    def busy(self, monkeypatch):
+        """A device whose events are reached at once; another thread goes on as it is asked."""
+        found = {"record": lambda: None, "synchronize": lambda: None, "elapsed_time": lambda other: 1000.0}
+        event = SimpleNamespace(query=lambda: time.sleep(0) or True, **found)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+
     def test_is_not_asked_where_there_is_none(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
         times = DeviceTimes()
         stop = times.start()
         times.received(times.asked())
         torch.zeros(1).to(torch.float64)
-        with gpu_utilization() as samples:
-            assert not sampling()
+        assert not sampling()
         stop()
-        assert (times.idle_s, times.copy_s, samples) == ([], [], [])
+        assert (times.idle_s, times.copy_s, times.busy) == ([], [], [])
 
     def test_does_not_stand_still_behind_a_kernel_and_copies_are_timed(self, cuda):
         torch.zeros(1, device="cuda")
@@ -314,17 +293,9 @@ class TestTheDevice:
         assert [seconds > 0 for seconds in times.copy_s] == [True]
         assert times.idle_s == [pytest.approx(0, abs=1e-4)]
 
-    def test_may_be_copied_to_by_threads_of_a_script_at_once(self, monkeypatch):
+    def test_may_be_copied_to_by_threads_of_a_script_at_once(self, busy, monkeypatch):
         """Without a lock two threads took the same event from the list, and the script's `.to()` raised IndexError."""
-        reached_soon = SimpleNamespace(  # an event of a busy device
-            record=lambda: None,
-            query=lambda: time.sleep(0) or True,  # another thread goes on here
-            synchronize=lambda: None,
-            elapsed_time=lambda other: 1000.0,
-        )
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "utilization", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: reached_soon)
         times, together = DeviceTimes(), threading.Barrier(8, timeout=60)
         stop = times.start()
 
@@ -341,7 +312,7 @@ class TestTheDevice:
         assert times.idle_s == [1.0] * 8000
 
     @pytest.mark.parametrize("answers", [[100, 50, 0], []])
-    def test_is_as_busy_as_the_driver_says_until_it_fails(self, monkeypatch, answers):
+    def test_is_as_busy_as_the_driver_says_until_it_fails(self, busy, monkeypatch, answers):
         """As NVML does where its package is missing."""
         left, failed = list(answers), threading.Event()
 
@@ -351,21 +322,14 @@ class TestTheDevice:
                 raise ModuleNotFoundError("pynvml")
             return left.pop(0)
 
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "utilization", answer)
-        with gpu_utilization() as samples:
-            assert [thread.daemon for thread in sampling()] == [True]
-            assert failed.wait(20)
-        assert samples == [answer / 100 for answer in answers]
-        assert not sampling()
-
-    def test_is_asked_no_more_after_the_block(self, monkeypatch):
-        asked = threading.Event()
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "utilization", lambda: asked.set() or 10)
-        with gpu_utilization() as samples:
-            assert asked.wait(20)
-        assert set(samples) == {0.1}
+        times = DeviceTimes()
+        stop = times.start()
+        times.received(times.asked())
+        assert [thread.daemon for thread in sampling()] == [True]
+        assert failed.wait(20)
+        stop()
+        assert times.busy == [answer / 100 for answer in answers]
         assert not sampling()
 
 
@@ -390,7 +354,13 @@ class TestRanks:
 
     def test_report_once_with_the_figures_of_the_one_that_waits_longest(self, report, folders):
         costs = replace(report.costs, fetch=9.0)
-        slow = replace(report, shares=dict.fromkeys(SHARES, 0.0) | {"fetch": 1.0}, costs=costs, ceiling=7.0)
+        pace = report.pace | {"ready": 0.25, "step_p50_ms": 1e-3 * report.pace["step_p50_ms"]}
+        shares = dict.fromkeys(SHARES, 0.0) | {"fetch": 1.0}
+        slow = replace(
+            report, shares=shares, costs=costs, ceiling=7.0, pace=pace, epochs=report.epochs.assign(ready=0.25)
+        )
+        slow = replace(slow, resources=replace(report.resources, step_queued=0.9), slow="3 of 9", n_batches=77)
+        report = replace(report, notes=["It hung: there."])
         for hands_over, tells in (slow, report), (report, slow):
             assert combine_ranks(hands_over, SECOND) is None
             [folder] = folders()
@@ -398,15 +368,62 @@ class TestRanks:
             found = combine_ranks(tells, FIRST)
             assert folders() == []
             assert (found.shares, found.costs, found.ceiling) == (slow.shares, slow.costs, 7.0)
+            assert found.resources == replace(slow.resources, n_sharing=2)
+            assert (found.slow, found.n_batches) == ("3 of 9", 77)
+            assert [note for note in found.notes if "It hung" in note] == [
+                f"Rank {int(tells is slow)}: It hung: there."
+            ]
             assert found.ranks["rank"].tolist() == [0, 1]
             assert found.ranks["compute"].tolist() == [tells.shares["compute"], hands_over.shares["compute"]]
-            assert f"figures of rank {int(hands_over is slow)}" in found.notes[-1]
+            waits, steps = int(hands_over is slow), int(tells is slow)
+            assert f"figures of rank {waits}, which waits longest for data. " in found.notes[-1]
+            assert f"The slowest step is that of rank {steps}, " in found.notes[-1], (
+                "with the fastest it waits for data"
+            )
+            assert found.ranks["ready"].tolist() == [tells.pace["ready"], hands_over.pace["ready"]]
+            assert found.ranks["step_p50_ms"].tolist() == [tells.pace["step_p50_ms"], hands_over.pace["step_p50_ms"]]
+            assert (found.pace, found.batch) == (slow.pace, slow.batch)
+            assert found.epochs["ready"].tolist() == [0.25]
+
+    @pytest.mark.parametrize(("other", "n_sharing"), [({0, 1}, 2), ({1, 2}, 2), ({2}, 1)])
+    def test_are_no_other_programs_to_one_another_and_share_cores(self, report, folders, other, n_sharing):
+        first = replace(report, affinity=frozenset({0, 1}), cpu_share=0.9, others_share=0.5)
+        second = replace(first, affinity=frozenset(other), cpu_share=0.8, others_share=0.45)
+        assert combine_ranks(second, SECOND) is None
+        found = combine_ranks(first, FIRST)
+        assert found.others_share == pytest.approx(0.5 - (0.8 - 0.45))
+        assert found.resources.n_sharing == n_sharing
+
+    def test_that_ran_one_after_the_other_share_nothing(self, report, folders):
+        first = replace(report, cpu_share=0.9, others_share=0.5, observed_s=(10.0, 20.0))
+        for observed_s, n_sharing, others_share in (
+            ((20.0, 30.0), 1, 0.5), ((18.0, 30.0), 1, 0.42), ((11.0, 20.0), 2, 0.14),
+        ):  # fmt: skip
+            assert combine_ranks(replace(first, observed_s=observed_s), SECOND) is None
+            found = combine_ranks(first, FIRST)
+            assert found.resources.n_sharing == n_sharing
+            assert found.others_share == pytest.approx(others_share)
+
+    def test_are_counted_in_whole_numbers(self, report, folders, capfd):
+        assert combine_ranks(replace(report, n_batches=5005), SECOND) is None
+        Terminal().show(combine_ranks(replace(report, n_batches=12345), FIRST))
+        assert re.search(r"^ *0 +12345 ", said := capfd.readouterr().err, re.MULTILINE), said
+        assert re.search(r"^ *1 +5005 ", said, re.MULTILINE)
+
+    def test_whose_steps_take_about_as_long_have_no_slowest_step(self, report, folders):
+        assert (
+            combine_ranks(
+                replace(report, pace={**report.pace, "step_p50_ms": 1.04 * report.pace["step_p50_ms"]}), SECOND
+            )
+            is None
+        )
+        assert "slowest step" not in combine_ranks(report, FIRST).notes[-1]
 
     @pytest.mark.parametrize("taken", ["open to others", "a link", "a file"])
     def test_do_not_use_a_folder_that_others_may_write_to(self, report, folders, tmp_path, taken):
         assert combine_ranks(report, SECOND) is None
         [folder] = folders()
-        (folder / "1.json").unlink()
+        (folder / "1.report").unlink()
         folder.rmdir()
         if taken == "open to others":
             folder.mkdir()

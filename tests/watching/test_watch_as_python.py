@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,11 +14,11 @@ import pytest
 from labkit.errors import CannotRun
 from labkit.watching.script import Script
 from tests.paths import REPO
+from tests.watching.trained import ENVIRONMENT
 
 SEEN, TRAINS = (REPO / "tests" / "watching" / f"{name}_script.py" for name in ("seen", "training"))
 WATCH = ("-m", "labkit", "watch")
 SAID = "labkit watch"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO)}
 
 TRAINING = """
 import os, sys
@@ -84,8 +83,43 @@ class TestBeginning:
             assert (seen["training"]["threads"], seen["training"]["backend"]) == (1, "svg")
             assert len(seen["training"]["losses"]) == 80
 
+    def test_a_training_and_its_workers_import_no_library_that_is_not_the_scripts(self, script):
+        """What the script's own imports bring along is known from `python`: torch, and what that needs."""
+        path = script("""
+            import json, sys
+
+            def imported():
+                names = {name.partition(".")[0] for name in sys.modules if not name.startswith("_sysconfigdata")}
+                return sorted(names - sys.stdlib_module_names)
+
+            found = {"before its imports": imported()}
+            import torch
+            from torch.utils.data import DataLoader, Dataset
+
+            class Data(Dataset):
+                def __len__(self): return 8
+                def __getitem__(self, index): return imported()
+
+            if __name__ == "__main__":
+                model = torch.nn.Linear(4, 1)
+                steps = torch.optim.SGD(model.parameters(), 0.1)
+                for how in (None, "fork", "spawn"):
+                    options = {"num_workers": 1, "multiprocessing_context": how} if how else {}
+                    for found[f"makes batches, {how}"] in DataLoader(Data(), 2, collate_fn=max, **options):
+                        model(torch.zeros(4)).backward()
+                        steps.step()
+                        found["trains"] = imported()
+                json.dump(found, sys.stdout)
+        """)
+        plain, watched = two_at_once((path,), (*WATCH, path))
+        own, found = json.loads(plain.stdout), json.loads(watched.stdout)
+        more = {place: [each for each in found[place] if each not in own[place]] for place in own}
+        assert more == {place: ["labkit"] for place in own}
+        assert len(own) == 5
+        assert f"{SAID} " in watched.stderr
+
     def test_a_program_is_found_as_python_finds_it(self, tmp_path, script):
-        """By a relative path, a link, a folder, a zip, or its module's name."""
+        """By a relative path, a link, or its module's name."""
         says = (
             "import sys\nmain = sys.modules['__main__']\n"
             "print(sys.argv, sys.path[:2], __file__, __name__, __package__, __spec__ and __spec__.name, __cached__)\n"
@@ -97,10 +131,8 @@ class TestBeginning:
         for name in ("real/train.py", "pack/__main__.py", "pack/part.py"):
             script(says, name)
         (tmp_path / "linked" / "train.py").symlink_to("../real/train.py")
-        with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
-            packed.writestr("__main__.py", says)
         programs = [
-            ["real/train.py", "-m", "--steps=3"], ["./linked/train.py"], ["real/../pack/"], ["packed.zip", "x"],
+            ["real/train.py", "-m", "--steps=3"], ["./linked/train.py"],
             ["-m", "pack", "x"], ["-m", "pack.part"],
         ]  # fmt: skip
         plain = two_at_once(*programs, cwd=tmp_path)
@@ -110,7 +142,8 @@ class TestBeginning:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["no.py"], "cannot read no.py"), (["no_script"], "for a module, write -m"),
+            (["no.py"], "cannot read no.py"), (["no_script"], "for a module, write -m"), (["."], "Is a directory"),
+            (["python3", "no.py"], "write the script alone"),
             (["-m", "no_module"], "there is no module no_module here"),
             (["-m", "json"], "there is no module json.__main__"),
         ],
@@ -296,7 +329,8 @@ def make(num_workers):
     return lk.make_loader(data, lk.LoaderConfig(batch_size=2, num_workers=num_workers))
 
 train(make(0))
-threading.Thread(target=train, args=(make(2),)).start()  # Python waits for it when the script has come to its end
+batches = iter(make(2))  # early versions of Python 3.12 start no worker any more when the script has come to its end
+threading.Thread(target=train, args=(batches,)).start()  # Python waits for it
 """)
         done = python(*WATCH, "--json", "found.json", path, photo_set, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -304,7 +338,7 @@ threading.Thread(target=train, args=(make(2),)).start()  # Python waits for it w
         assert [(row["num_workers"], row["n_batches"]) for row in rows] == [(0, 30), (0, 12), (2, 12)]
         assert all(row["role"].startswith("training") for row in rows)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_tell_of_processes_that_a_script_starts(self, tmp_path, script):
         """Forked and spawned, with workers of their own; one ends by an error. The slowest has the figures."""
         path = script(f"""
@@ -354,11 +388,6 @@ class TestTrainings:
         assert (f"{SAID} " in watched.stderr) == (how != "exits")
         assert "in watch_script" not in watched.stderr, "frames of labkit's own hide the script's"
 
-    def test_that_end_by_os_exit_have_a_report(self, script):
-        plain, watched = under_both(script(f"{TRAINING}\nos._exit(7)"))
-        assert plain.returncode == 7
-        assert f"{SAID} " in watched.stderr
-
     @pytest.mark.parametrize("options", [["--replay", "--steps", "12"], ["--steps", "12", "--end"]])
     def test_that_are_ended_save_nothing(self, tmp_path, options):
         done = python(*WATCH, *options, "--json", tmp_path / "found", TRAINS, "trains", 1, tmp_path / "model")
@@ -368,6 +397,23 @@ class TestTrainings:
         assert found["ceiling_is_bound"] == ("--replay" not in options)
         assert (found["loader_s"] or 0) == pytest.approx(0.0043 if "--replay" in options else 0, rel=0.5)
         assert ("this run is no training" in done.stderr) == ("--replay" in options)
+
+    def test_with_too_short_an_epoch_say_how_long_it_must_be_to_replay(self, script):
+        short = TRAINING.replace("zeros(60, 4)", "zeros(24, 4)")
+        done = python(*WATCH, "--replay", script(f"{short}\nopen('model', 'w')"))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert not (script("").parent / "model").exists()
+        assert "the first epoch, whose 12 batches are too few for it: 48 are enough" in done.stderr
+
+    def test_that_refuse_their_arguments_say_so_alone(self, script):
+        refuses = script("import argparse; argparse.ArgumentParser().parse_args()")
+        done = python(*WATCH, refuses, "--batchsize", "3")
+        assert (done.returncode, done.stderr) == (2, python(refuses, "--batchsize", "3").stderr)
+
+    def test_have_their_own_options_after_their_name(self):
+        done = python(*WATCH, "--epochs", "1", TRAINS, "trains", 1)
+        assert done.returncode == 2
+        assert "watch has no option --epochs: write those of the script after" in " ".join(done.stderr.split())
 
     def test_of_a_module_go_on_after_their_report_and_files(self, tmp_path):
         files = {name: tmp_path / f"found.{name}" for name in ("json", "html", "trace")}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from labkit.peers.peer import MEAN, STD, Work, pip_peer
+from labkit.peers.peer import AREA, MEAN, RATIO, STD, Work, pip_peer
 
 
 @lru_cache(maxsize=1)
@@ -39,11 +39,12 @@ class _Epochs:
         for _ in range(1 if is_new else min(n_ahead, len(lengths))):  # the first call fills the queue
             pipeline.schedule_run()
         for number, length in enumerate(lengths):
-            images, labels = (from_dlpack(output.as_tensor()) for output in pipeline.share_outputs())
+            *views, labels = (from_dlpack(output.as_tensor())[:length] for output in pipeline.share_outputs())
             pipeline.release_outputs()
             if number + n_ahead < len(lengths):
                 pipeline.schedule_run()
-            yield images[:length].permute(0, 3, 1, 2), labels[:length].squeeze(-1)
+            views = [images.permute(0, 3, 1, 2) for images in views]
+            yield views if self._work.crops else views[0], labels.squeeze(-1)
         self._pipeline = pipeline
 
     def _batch_lengths(self, pipeline: Any) -> list[int]:
@@ -70,25 +71,27 @@ def _make_pipeline(work: Work, device: str) -> Any:
             shuffle_after_epoch_seed=work.seed,
             pad_last_batch=True,  # so that an epoch begins with a batch
         )
-        images = fn.decoders.image_random_crop(
-            files,
-            device="mixed" if device == "gpu" else "cpu",
-            output_type=types.RGB,
-            random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3],
-        )
-        images = fn.resize(images, size=[work.size, work.size], interp_type=types.INTERP_LINEAR, antialias=True)
+        decoding = {"device": "mixed" if device == "gpu" else "cpu", "output_type": types.RGB}
+        resizing = {"interp_type": types.INTERP_LINEAR, "antialias": True}
+        if not work.crops:
+            images = fn.decoders.image_random_crop(files, random_area=AREA, random_aspect_ratio=RATIO, **decoding)
+            return finish(fn.resize(images, size=[work.size, work.size], **resizing)), labels
+        images = fn.decoders.image(files, **decoding)
+        crop = partial(fn.random_resized_crop, images, random_aspect_ratio=RATIO, **resizing)
+        return *(finish(crop(size=[size, size], random_area=area)) for size, area in work.views), labels
+
+    def finish(images: Any) -> Any:
         mirror = fn.random.coin_flip(probability=0.5)
         if not work.is_float:
-            return fn.flip(images, horizontal=mirror), labels
+            return fn.flip(images, horizontal=mirror)
         mean, std = ([255 * value for value in values] for values in (MEAN, STD))
         options = {"dtype": types.FLOAT, "output_layout": "HWC", "mean": mean, "std": std}
-        return fn.crop_mirror_normalize(images, mirror=mirror, **options), labels
+        return fn.crop_mirror_normalize(images, mirror=mirror, **options)
 
     return photos()
 
 
-_dali_peer = partial(pip_peer, package="nvidia-dali-cuda130", modules=("nvidia.dali",))
+_dali_peer = partial(pip_peer, package="nvidia-dali-cuda130", modules=("nvidia.dali",), multi_crop=True)
 _ON_CPU = _dali_peer(
     "DALI",
     loader=partial(_loader, device="cpu"),

@@ -5,19 +5,23 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from torchvision.transforms.v2 import functional as F
 
 from labkit.data.dataset import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
-from labkit.peers.adapters.torchvision import pil_transform, tensor_transform
+from labkit.data.tiles import cut_jpeg
+from labkit.peers.adapters.reduced import DrawnCrops
+from labkit.peers.adapters.torchvision import decode_bytes, folder_loader, pil_transform, tensor_transform
 from labkit.peers.peer import FLOAT32, JPEG_FILES, MEAN, RAW_PIXELS, STD, UINT8, Peer, Work, prepare_once
 
 BASELINE, BEST_DATALOADER = "naive PIL", "labkit make_loader"
 DECODE_LIMIT, ENTROPY_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT = "decode limit", "entropy limit", "memcpy limit", "write limit"
 
-_OwnRow = partial(Peer, install="", modules=())
+_OwnRow = partial(Peer, install="", modules=(), multi_crop=True)
 
 
 def _open_photos(work: Work) -> FolderStore:
@@ -44,7 +48,7 @@ def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, scaled: b
     floats: dict[str, Any] = {"dtype": torch.float32, "mean": MEAN, "std": STD} if work.is_float else {}
     return BatchLoader(
         open_source(work), antialias=antialias, scaled_decoding=scaled, size=work.size, batch_size=work.batch_size,
-        num_threads=work.num_workers, seed=work.seed, **floats,
+        num_threads=work.num_workers, seed=work.seed, crops=work.crops or None, **floats,
     )  # fmt: skip
 
 
@@ -61,6 +65,16 @@ def _best_dataloader(work: Work) -> Iterable:
     photos = ImageDataset(_open_photos(work), transform=tensor_transform(work))
     config = LoaderConfig(batch_size=work.batch_size, num_workers=work.num_workers, seed=work.seed)
     return make_loader(photos, config, shuffle=True)
+
+
+def _cut_and_decode(path: str, header: Any, box: tuple, size: int, reduction: int) -> np.ndarray:
+    part, box = cut_jpeg(Path(path).read_bytes(), box)
+    return F.resized_crop(decode_bytes(part), *box, [size, size], antialias=True).permute(1, 2, 0).numpy()
+
+
+@lru_cache(maxsize=1)
+def _load_by_cutting(work: Work) -> Iterable:
+    return folder_loader(work, DrawnCrops(work, _cut_and_decode), loader=str)
 
 
 @lru_cache(maxsize=1)
@@ -80,12 +94,15 @@ def _memory_limit(name: str, work: Work) -> Iterable:
 
 def _from_photos(name: str, antialias: bool, *, scaled: bool = True) -> Peer:
     loader = partial(_batch_loader, _open_photos, antialias, scaled)
-    return _OwnRow(name, JPEG_FILES, antialias, loader=loader, scaled=scaled)
+    smaller = ", at 1/2, 1/4 or 1/8 where the crop is as many times as large as the output" * scaled
+    note = f"decodes only what a crop needs{smaller}"
+    return _OwnRow(name, JPEG_FILES, antialias, loader=loader, scaled=scaled, note=note)
 
 
 def _from_pixels(name: str, antialias: bool) -> Peer:
     loader = partial(_batch_loader, _open_pixels, antialias, True)
-    return _OwnRow(name, RAW_PIXELS, antialias, loader=loader, prepare=_prepare_pixels)
+    note = "reads photos that were resized once and stored as pixels"
+    return _OwnRow(name, RAW_PIXELS, antialias, loader=loader, prepare=_prepare_pixels, note=note)
 
 
 NAIVE = _OwnRow(BASELINE, JPEG_FILES, True, loader=_load_naively, note="the first tutorial's loader, in one process")
@@ -101,12 +118,16 @@ OWN = (
     _from_photos("labkit BatchLoader", False),
     _from_pixels("labkit PixelStore, antialias", True),
     _from_pixels("labkit PixelStore", False),
-)
+    _OwnRow(
+        "labkit cut_jpeg in your Dataset", JPEG_FILES, True, loader=_load_by_cutting, multi_crop=False, tiled=True,
+        note="torchvision v2, which decodes what cut_jpeg leaves of a file",
+    ),
+)  # fmt: skip
 
 LIMITS = (
     _OwnRow(
         DECODE_LIMIT, JPEG_FILES, None, loader=partial(_image_limit, "decode_limit"),
-        note="decodes whole images from memory, drops them",
+        note="decodes whole images from memory, drops them", tiled=False,
     ),
     _OwnRow(
         ENTROPY_LIMIT, JPEG_FILES, None, loader=partial(_image_limit, "entropy_limit"),

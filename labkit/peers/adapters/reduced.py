@@ -18,13 +18,16 @@ from torch import Tensor
 from labkit.data.partial_jpeg import is_scalable
 from labkit.errors import ArgumentError
 from labkit.peers.adapters.torchvision import folder_loader, output_steps
-from labkit.peers.peer import Work, pip_peer
+from labkit.peers.peer import AREA, RATIO, Work, pip_peer
 
 _REDUCTIONS = (8, 4, 2)
 
 
-class _ReducedCrops:
-    """The work on a file's path; `decode(path, header, box, size, reduction)` gives uint8 pixels (size, size, 3)."""
+class DrawnCrops:
+    """The work on a file's path, with the crop drawn before `decode(path, header, box, size, reduction)` is called.
+
+    It gives uint8 pixels (size, size, 3).
+    """
 
     def __init__(self, work: Work, decode: Callable[..., np.ndarray]):
         from torchvision.transforms import v2
@@ -36,7 +39,7 @@ class _ReducedCrops:
         from torchvision.transforms import RandomResizedCrop
 
         with Image.open(path) as header:  # reads no pixels
-            box = RandomResizedCrop.get_params(header, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+            box = RandomResizedCrop.get_params(header, scale=AREA, ratio=RATIO)
             reduction = next((number for number in _REDUCTIONS if min(box[2:]) >= number * self._size), 1)
             if reduction > 1 and not is_scalable(Path(path).read_bytes()):
                 reduction = 1
@@ -74,12 +77,12 @@ def _start_worker(_: int) -> None:
 
 @lru_cache(maxsize=1)
 def _load_by_draft(work: Work) -> Iterable:
-    return folder_loader(work, _ReducedCrops(work, _decode_by_draft), loader=str)
+    return folder_loader(work, DrawnCrops(work, _decode_by_draft), loader=str)
 
 
 @lru_cache(maxsize=1)
 def _load_by_opencv(work: Work) -> Iterable:
-    crops = _ReducedCrops(work, _decode_by_opencv)
+    crops = DrawnCrops(work, _decode_by_opencv)
     return folder_loader(work, crops, loader=str, worker_init_fn=_start_worker)
 
 

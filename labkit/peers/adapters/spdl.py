@@ -139,12 +139,14 @@ PEERS_HERE = (
         modules=("spdl.pipeline",),
         loader=partial(_load_in_subprocess, decode=decode_file),
         note="threads in a subprocess decode and transform with torchvision",
+        multi_crop=True,
     ),
     _spdl_peer(
         "SPDL with turbojpeg",
         modules=("spdl.pipeline", "simplejpeg"),
         loader=partial(_load_in_subprocess, decode=_decode_with_turbojpeg),
         note="threads in a subprocess decode with libjpeg-turbo, transform with torchvision; ignores EXIF orientation",
+        multi_crop=True,
     ),
     _spdl_peer(
         "SPDL",

@@ -31,5 +31,6 @@ PEERS_HERE = (
         modules=("torchcodec.decoders",),
         loader=_loader,
         note="torchcodec decodes, torchvision transforms",
+        multi_crop=True,
     ),
 )

@@ -42,7 +42,7 @@ def _load_by_nodes(work: Work) -> Iterable:
     return nodes.Loader(nodes.Prefetcher(node, prefetch_factor=2 * num_workers))
 
 
-_torchdata_peer = partial(pip_peer, package="torchdata")
+_torchdata_peer = partial(pip_peer, package="torchdata", multi_crop=True)
 PEERS_HERE = (
     _torchdata_peer(
         "torchdata StatefulDataLoader",

@@ -26,12 +26,11 @@ import psutil
 from PIL import Image
 
 import labkit as lk
-from tests.hardening.faults.server import BadServer
 from tests.paths import REPO
 from tests.tars import make_tar
 
-CLEAR, STOPPED, RIGHT, LATE = "clear error", "stopped", "right all the same", "completed before the fault"
-NO_END = "no end"
+CLEAR, STOPPED, RIGHT = "clear error", "stopped", "right all the same"
+LATE, NO_END = "completed before the fault", "no end"
 OUTCOMES = (CLEAR, STOPPED, RIGHT, LATE, NO_END)
 SIGNALS = {
     "SIGKILL": (signal.SIGKILL, "main"), "SIGTERM": (signal.SIGTERM, "main"), "Ctrl-C": (signal.SIGINT, "group"),
@@ -114,14 +113,12 @@ class Verdict:
 
 
 def make_sources(root: Path) -> Path:
-    """Fill `root` with what is read: photos, tars of them, shards, pixels and a training script."""
+    """Fill `root` with what is read: photos, tars of them, and a training script."""
     store = lk.FolderStore(lk.make_photos(root / "photos", 12, progress=False))
     files = {key: store.read(key) for key in store.keys()}  # noqa: SIM118 - a store is no dict
     make_tar(root / "photos.tar", files)
     make_tar(root / "photos.tar.gz", files, "w:gz")
     make_tar(root / "other.tar", dict(list(files.items())[:4]))
-    lk.write_shards(store, root / "shards", max_count=4, engine="threads", num_workers=1, progress=False)
-    lk.PixelStore.build(store, root / "photos.pixels", short_side=32, num_workers=1, progress=False)
     (root / "train.py").write_text(_TRAINING)
     return root
 
@@ -142,7 +139,6 @@ class Place:
 
     root: Path
     sources: Path
-    server: BadServer
     number: int = 0
     known: dict[str, Known] = field(default_factory=dict)
     segments: set[str] = field(default_factory=set)  # shared memory that was there before the trial

@@ -17,13 +17,11 @@ _PILLOW = ("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "
 
 # Module, and Python modules that read for the target, instrumented beside labkit's. Nothing is imported before that.
 TARGETS = {
-    "decoders": ("images", *_PILLOW), "headers": ("images", *_PILLOW), "regions": ("images",),
-    "cuts": ("images",),
+    "decoders": ("images", *_PILLOW), "headers": ("images", *_PILLOW), "regions": ("images",), "cuts": ("images",),
     "tar_index": ("tars", "tarfile"), "stored_index": ("tars", "zipfile", "numpy.lib._format_impl"),
     "tar_extract": ("tars", "tarfile"), "shards": ("tars", "tarfile", "webdataset.tariterators"),
-    "packed": ("tars", "tarfile", "gzip"), "size_names": ("tables",), "json_tables": ("tables", "json"),
-    "listings": ("tables", "html.parser", "_markupbase", "urllib.parse"), "lists": ("tables",), "frames": ("tables",),
-    "pixel_file": ("tables",),
+    "json_tables": ("tables", "json"), "listings": ("tables", "html.parser", "_markupbase", "urllib.parse"),
+    "lists": ("tables",),
 }  # fmt: skip
 
 

@@ -1,0 +1,317 @@
+"""What is known of the time of a watched training: its batches with their steps, and the seconds of each cause."""
+
+import math
+import statistics
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from labkit.watching.advice import Costs
+from labkit.watching.device_times import DeviceSpan, DeviceTimes
+from labkit.watching.observe import Observer
+from labkit.watching.seen import REPLAY, Batch, Epoch, SeenLoader
+from labkit.watching.timings import BatchTiming
+from labkit.watching.traits import LoaderTraits
+
+LEAST_S = 1e-9  # what the clock can tell: nothing is left of a step whose time is all that of copies
+Span = tuple[float, float]  # when something began and ended
+_UNSETTLED = 3  # batches in which a training compiles, chooses algorithms and allocates
+_FEW_AT_REST = 5  # batches: with fewer, a worker's last one decides
+
+
+class _Ready(NamedTuple):
+    """When a batch was ready, and whether its worker made no other one when it was asked for."""
+
+    end_s: float
+    at_rest: bool
+
+
+class StepTiming(NamedTuple):
+    """One batch and its step; seconds.
+
+    wait_s: For all loaders that the step takes batches from.
+    hand_over_s: Of it, with the batch ready.
+    step_s: Until the next batch is asked for, without what other loops within it took.
+    step_cpu_s: Processor seconds of the process meanwhile.
+    step_queued_s: Seconds that its thread waited for a core meanwhile.
+    """
+
+    wait_s: float
+    hand_over_s: float
+    step_s: float
+    step_cpu_s: float
+    phase: str
+    step_queued_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What is known of the training.
+
+    loader: The one that most of its batches came from.
+    turns: Its batches and their steps, without the first ones of each epoch.
+    made_by: Its batches as they were made, by worker; -1: the training process.
+    in_line_s: Seconds per batch of waiting for one while a later one was ready: the head of the line.
+    ready: Share of the batches, but the first of each epoch, that were ready when asked for; NaN: unknown.
+    is_later: Whether these are not the first epochs of the loader.
+    """
+
+    loader: SeenLoader
+    turns: list[StepTiming]
+    made_by: dict[int, list[BatchTiming]]
+    in_line_s: float
+    ready: float = math.nan
+    is_later: bool = False
+
+    @property
+    def starts_s(self) -> list[float]:
+        """Seconds from the beginning of each epoch to its first batch."""
+        return [each.batches[0].received_s - each.began_s for each in self.loader.epochs if each.batches]
+
+    @property
+    def made(self) -> list[BatchTiming]:
+        return [made for of_worker in self.made_by.values() for made in of_worker]
+
+    def of(self, phase: str) -> list[StepTiming]:
+        return [turn for turn in self.turns if turn.phase == phase]
+
+    @property
+    def step_queued(self) -> float | None:
+        """Share of the step in which its thread waited for a core; None if the kernel does not say."""
+        known = [turn for turn in self.of("training") if turn.step_queued_s >= 0]
+        return _share(sum(turn.step_queued_s for turn in known), sum(turn.step_s for turn in known))
+
+    @property
+    def making_queued(self) -> float | None:
+        """The same of the making of batches."""
+        return _share(sum(each.queued_s for each in self.made), sum(each.end_s - each.start_s for each in self.made))
+
+
+def _share(part_s: float, whole_s: float) -> float | None:
+    return min(1.0, part_s / whole_s) if part_s > 0 and whole_s > 0 else None
+
+
+def find_accounts(observer: Observer) -> Accounts | None:
+    """The accounts of the training; None if fewer than two batches were asked for."""
+    chosen = observer.training or observer.loaders
+    loader = observer.main or max(chosen, key=lambda each: each.n_batches, default=None)
+    if loader is None or loader.n_batches < 2:
+        return None
+    return account_for(observer, loader, observer.times(loader))
+
+
+def account_for(
+    observer: Observer, loader: SeenLoader, times: Mapping[int, dict[int, list[BatchTiming]]], first: int = 0
+) -> Accounts:
+    """The accounts of a loader.
+
+    Args:
+        observer: What else was noted meanwhile.
+        loader: With those of its epochs that count.
+        times: What its workers noted, as `Observer.times` gives it.
+        first: Number of the first of these epochs.
+    """
+    training, since_s = observer.training or observer.loaders, loader.epochs[0].began_s
+    made, ends = _made_of(loader, times, first)
+    beside = _waits([each for each in training if each.number != loader.number], since_s)
+    loops, saves = pauses(observer)
+    turns = _settled(loader, ends, beside, Spent([*loops, *saves]), first)
+    return Accounts(loader, turns, made, _in_line_s(loader, ends), _readiness(loader, ends), first > 0)
+
+
+def pauses(observer: Observer) -> tuple[list[Span], list[Span]]:
+    """When other loaders were looped over, as for a validation, and when the threads that train saved checkpoints."""
+    training = observer.training or observer.loaders
+    starts = sorted(epoch.began_s for each in training for epoch in each.epochs)
+    epochs = [epoch for each in observer.loaders if each not in training for epoch in each.epochs if epoch.batches]
+    spans = [(each.began_s, each.ended_s or each.batches[-1].received_s) for each in epochs]
+    loops = [
+        span for span in spans if bisect_left(starts, span[0]) == bisect_left(starts, span[1])
+    ]  # none around epochs
+    threads = {epoch.thread for each in training for epoch in each.epochs}
+    return loops, [(began_s, ended_s) for began_s, ended_s, thread in list(observer.saves) if thread in threads]
+
+
+def _readiness(loader: SeenLoader, ends: dict[Batch, _Ready]) -> float:
+    """Share of the batches that were ready when they were asked for; NaN if it is not known of any."""
+    batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] if batch.phase != REPLAY]
+    known = [ready for batch in batches if (ready := _was_ready(batch, loader.traits, ends.get(batch))) is not None]
+    return statistics.fmean(known) if known else math.nan
+
+
+def _was_ready(batch: Batch, traits: LoaderTraits, made: "_Ready | None") -> bool | None:
+    """Whether a batch was: in the queue, which may hold later ones instead, and made, which says nothing of pinning."""
+    if traits.num_workers == 0:
+        return False
+    if batch.ready is None and made is None:
+        return None
+    return batch.ready != 0 and (made is None or not traits.in_order or made.end_s <= batch.asked_s)
+
+
+def _in_line_s(loader: SeenLoader, ends: dict[Batch, _Ready]) -> float:
+    """Seconds per batch in which a later batch was ready, but not the one that is next in order."""
+    ahead, total_s, n_batches = (loader.traits.num_workers or 0) * (loader.traits.prefetch_factor or 0), 0.0, 0
+    for epoch in loader.epochs:
+        known = [batch for batch in epoch.batches if batch in ends]
+        for number, batch in enumerate(known):
+            later = [ends[each].end_s for each in known[number + 1 : number + ahead]]
+            until_s = min(ends[batch].end_s, batch.received_s)
+            total_s += max(0.0, until_s - max(batch.asked_s, min(later, default=until_s)))
+        n_batches += len(known)
+    return total_s / n_batches if n_batches else 0.0
+
+
+def _settled(
+    loader: SeenLoader, ends: dict[Batch, _Ready], beside: "Spent", apart: "Spent", first: int
+) -> list[StepTiming]:
+    """The turns of its epochs, without the first ones of each; if the training has no others, these."""
+    answering_s, turns = _answering_s(ends), list[StepTiming]()
+    of_epochs = [list(_turns(epoch, answering_s, beside, apart)) for epoch in loader.epochs]
+    for number, of_epoch in enumerate(of_epochs, first):
+        turns += of_epoch[_n_unsettled(loader, number) :] or of_epoch[1:]
+    if any(turn.phase != REPLAY for turn in turns):
+        return turns
+    return [turn for of_epoch in of_epochs for turn in of_epoch]
+
+
+def _n_unsettled(loader: SeenLoader, epoch: int) -> int:
+    """Batches at the beginning of an epoch that say nothing of the others."""
+    return max(1, loader.traits.num_workers or 0) + (0 if epoch else _UNSETTLED)
+
+
+def _made_of(
+    loader: SeenLoader, times: Mapping[int, dict[int, list[BatchTiming]]], first: int
+) -> tuple[dict[int, list[BatchTiming]], dict[Batch, _Ready]]:
+    """How its batches were made, by worker, and for each that is known when it was ready."""
+    ends = dict[Batch, _Ready]()
+    made: dict[int, list[BatchTiming]] = defaultdict(list)
+    for number, epoch in enumerate(loader.epochs, first):
+        of_workers = times.get(number - epoch.number, {})
+        own = {worker: [each for each in of if each.epoch == epoch.number] for worker, of in of_workers.items()}
+        ends |= _ready_in(epoch, own)
+        for worker, of_worker in [*own.items(), (-1, epoch.made_here)]:
+            made[worker] += of_worker
+    return made, ends
+
+
+def _ready_in(epoch: Epoch, made: dict[int, list[BatchTiming]]) -> dict[Batch, _Ready]:
+    """When the batches of an epoch were ready: each worker's in the order in which it made them."""
+    in_order, found = {worker: iter(of_worker) for worker, of_worker in made.items()}, {}
+    for batch in epoch.batches:
+        if batch.phase != REPLAY and batch.worker in in_order and (of_it := next(in_order[batch.worker], None)):
+            found[batch] = _Ready(of_it.end_s, _rests(made[batch.worker], batch.asked_s))
+    return found
+
+
+def _rests(made: list[BatchTiming], at_s: float) -> bool:
+    """Whether a worker makes no batch at a time."""
+    last = bisect_right(made, at_s, key=lambda each: each.start_s) - 1
+    return last < 0 or made[last].end_s <= at_s
+
+
+def _answering_s(ends: dict[Batch, _Ready]) -> float:
+    """What receiving a batch takes in addition to its unpickling, from a worker that rests; 0 if they hardly ever do.
+
+    One that makes another batch answers late, which is a matter of the making.
+    """
+    at_rest_s = [
+        max(0.0, batch.received_s - batch.asked_s - batch.loaded_s)
+        for batch, ready in ends.items()
+        if ready.at_rest and ready.end_s <= batch.asked_s
+    ]
+    return statistics.median(at_rest_s) if len(at_rest_s) >= _FEW_AT_REST else 0.0
+
+
+def _turns(epoch: Epoch, answering_s: float, beside: "Spent", apart: "Spent") -> Iterator[StepTiming]:
+    """The batches of an epoch with their steps.
+
+    Args:
+        answering_s: What receiving a batch takes in addition to its unpickling. A batch that came before its turn was
+            unpickled while another was waited for, and is counted there.
+        beside: Waits for loaders that the same steps take batches from.
+        apart: Loops over all other loaders.
+    """
+    for number, batch in enumerate(epoch.batches):
+        following = epoch.batches[number + 1] if number + 1 < len(epoch.batches) else None
+        until_s = following.asked_s if following else epoch.ended_s
+        if until_s is None:  # the loop was left, or the training ended
+            return
+        wait_s, gap_s = batch.received_s - batch.asked_s, until_s - batch.received_s
+        theirs_s = beside.within(batch.received_s, until_s)
+        step_s = gap_s - theirs_s - apart.within(batch.received_s, until_s)
+        cpu_s = following.cpu_asked_s - batch.cpu_received_s if following else float("nan")
+        hand_over_s = min(wait_s, max(0.0, batch.loaded_s) + answering_s)
+        queued_s = following.queued_asked_s - batch.queued_received_s if following else float("nan")
+        yield StepTiming(wait_s + theirs_s, hand_over_s, max(0.0, step_s), cpu_s, batch.phase, queued_s)
+
+
+class Spent:
+    """Seconds that were spent on something else, by when it began; what was in two spans at once counts once."""
+
+    def __init__(self, spans: Iterable[Span]):
+        apart = list[Span]()
+        for began_s, ended_s in sorted(spans):
+            if apart and began_s <= apart[-1][1]:
+                apart[-1] = apart[-1][0], max(apart[-1][1], ended_s)
+            else:
+                apart.append((began_s, ended_s))
+        self._starts = [began_s for began_s, _ in apart]
+        self._until = [0.0, *accumulate(ended_s - began_s for began_s, ended_s in apart)]
+
+    def within(self, start_s: float, end_s: float) -> float:
+        first, last = (bisect_left(self._starts, at_s) for at_s in (start_s, end_s))
+        return self._until[last] - self._until[first]
+
+
+def _waits(loaders: list[SeenLoader], since_s: float) -> Spent:
+    """For batches of epochs that had not ended then."""
+    epochs = [epoch for loader in loaders for epoch in loader.epochs if (epoch.ended_s or math.inf) > since_s]
+    return Spent((batch.asked_s, batch.received_s) for epoch in epochs for batch in epoch.batches)
+
+
+def costs_of(accounts: Accounts, device: DeviceTimes | DeviceSpan) -> Costs:
+    """Seconds per batch, by cause; the step is the replayed one where there is one, and else as it was seen."""
+    turns, replayed = accounts.of("training"), accounts.of(REPLAY)
+    wait_s, hand_over_s = _mean(turns, "wait_s"), _mean(turns, "hand_over_s")
+    steady_s, seen_s = wait_s + _mean(turns, "step_s"), _mean(turns, "step_s")
+    if device.idle_s and wait_s > 0:  # the device still computed during the rest of the wait
+        idle_s = min(wait_s, statistics.fmean(device.idle_s))
+        hand_over_s, seen_s, wait_s = hand_over_s * idle_s / wait_s, seen_s + wait_s - idle_s, idle_s
+    n_batches = max(1, accounts.loader.n_batches)
+    copy_s = min(seen_s, sum(device.copy_s) / n_batches)
+    step_s = min(seen_s - copy_s, _mean(replayed, "step_s")) if replayed else seen_s - copy_s
+    step_s = max(LEAST_S, step_s)
+    made_s = [each.end_s - each.start_s for each in accounts.made]
+    waiting = waiting_share(accounts.made) if made_s else accounts.loader.waiting
+    rest_s = max(0.0, steady_s - step_s - copy_s - hand_over_s)
+    start_s = _start_s(accounts, wait_s)
+    return Costs(
+        step=step_s, copy=copy_s, hand_over=hand_over_s, fetch=rest_s * waiting, prepare=rest_s * (1 - waiting),
+        start=start_s, together=max(step_s, steady_s + start_s),
+        making=statistics.fmean(made_s) if made_s else None, waiting=waiting,
+        step_cpu=_mean(replayed or turns, "step_cpu_s"),
+    )  # fmt: skip
+
+
+def _mean(turns: list[StepTiming], name: str) -> float:
+    known = [value for turn in turns if not math.isnan(value := getattr(turn, name))]
+    return statistics.fmean(known or [0.0])
+
+
+def waiting_share(made: list[BatchTiming]) -> float:
+    """Share of the making in which nothing was computed."""
+    wall_s, busy_s = sum(each.end_s - each.start_s for each in made), sum(each.busy_s for each in made)
+    return min(1.0, max(0.0, 1 - busy_s / wall_s)) if wall_s > 0 else 0.0
+
+
+def _start_s(accounts: Accounts, wait_s: float) -> float:
+    """Seconds per batch that starting an epoch costs: as later ones did, or the first if all start like it."""
+    traits, starts_s = accounts.loader.traits, accounts.starts_s
+    if len(starts_s) == 1 and not traits.starts_workers and not accounts.is_later:
+        return 0.0  # the only one: later epochs do not open files and start workers again
+    made = [[batch for batch in epoch.batches if batch.phase != REPLAY] for epoch in accounts.loader.epochs]
+    length = traits.n_batches or max(map(len, made))
+    return max(0.0, statistics.median(starts_s[1:] or starts_s) - wait_s) / length

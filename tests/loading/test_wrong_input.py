@@ -1,0 +1,303 @@
+"""Wrong input as new users give it: each is one error that says what was given, what is accepted, or what to do.
+
+Types in place of others are in `tests/hardening/test_wrong_arguments.py`, and what one module alone refuses in its own
+tests.
+"""
+
+import re
+import shutil
+import threading
+import warnings
+from pathlib import Path
+
+import albumentations as A
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
+
+import labkit as lk
+from tests.image_files import encoded
+from tests.memory_store import MemoryStore
+
+KEYS = [f"class{number % 3}/{number:02}.jpg" for number in range(12)]
+CLASSES = ["class0", "class1", "class2"]
+BOXES = {key: [[1, 2, 30, 40]] for key in KEYS}
+MASK = np.array([True, False] * 6)
+ARGUMENT, TYPE, MISSING, STATE = ValueError, TypeError, FileNotFoundError, RuntimeError
+
+
+def dataset(**options):
+    return lk.ImageDataset("photos", **options)[0]
+
+
+def batch(source="photos", **options):
+    return next(iter(lk.BatchLoader(source, **{"size": 16, "batch_size": 4, "num_threads": 1, **options})))
+
+
+def loaded(of=None, **options):
+    made = lk.make_loader(of or lk.ImageDataset("photos"), num_workers=0, **{"collate_fn": list, **options})
+    return next(iter(made))
+
+
+def pixels(**options):
+    return lk.PixelStore("photos.pixels", **options)
+
+
+def shards(**options):
+    return next(iter(lk.read_shards("shards", **options)))
+
+
+def table(text):
+    Path("labels.csv").write_text(text)
+    return dataset(labels="labels.csv")
+
+
+def boxes(*numbers, **options):
+    return lk.Boxes({key: [numbers] for key in KEYS}, **options)
+
+
+def frame_of_boxes(*columns):
+    return lk.Boxes(pd.DataFrame(dict(zip(columns, [1, 1, 4, 4, KEYS], strict=True))))
+
+
+def moved(transform):
+    return batch(targets={"boxes": lk.Boxes(BOXES)}, transform=transform)
+
+
+def twice(batches):
+    prefetcher = lk.CUDAPrefetcher(batches, "cpu")
+    return [list(prefetcher), list(prefetcher)]
+
+
+def in_epoch(epoch):
+    loader = lk.BatchLoader("photos", size=16)
+    loader.epoch = epoch
+    return next(iter(loader))
+
+
+class Textual(MemoryStore):
+    """A store whose files are not read as bytes."""
+
+    def read(self, key):
+        return super().read(key).decode("latin-1")
+
+
+class Locked(MemoryStore):
+    """A store that cannot be sent to a process."""
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.lock = threading.Lock()
+
+
+def returns_nothing(image):
+    image.clamp(max=9)
+
+
+NO_PLACE = r" is not a folder of images or tars, .* or a URL of a known scheme: "
+NO_RETURN = "and not an image: does it lack a `return`"
+NO_FLAG = "must be True or False, got "
+
+PLACES = [
+    ("a misspelt folder", "photoss", rf"'photoss'{NO_PLACE}it does not exist \(looked for in /"),
+    ("a space before", " photos", rf"' photos'{NO_PLACE}it does not exist"),
+    ("a Windows path", r"C:\photos", rf"{NO_PLACE}it does not exist"),
+    ("nothing", "", rf"''{NO_PLACE}it does not exist"),
+    ("one file", "photos/class0/00.jpg", rf"{NO_PLACE}it is a file\. Name the folder that it lies in"),
+    ("a zip", "photos.zip", rf"{NO_PLACE}it is a file.*archives other than \.tar are unpacked first"),
+    ("pixels", "photos.pixels", rf"{NO_PLACE}it is a file.*lk\.PixelStore\(path\) opens what"),
+    ("a wildcard", "photos/*/*.jpg", rf"{NO_PLACE}wildcards are not expanded: name the folder, .*keys="),
+    ("a home", "~/photos", rf"{NO_PLACE}~ and variables are not expanded: pass os\.path\.expanduser"),
+    ("a variable", "$DATA/photos", rf"{NO_PLACE}~ and variables are not expanded.*expandvars"),
+    ("one slash", "http:/host/photos", rf"{NO_PLACE}a URL begins with its scheme and ://"),
+    ("no colon", "https//host/photos", rf"{NO_PLACE}a URL begins with"),
+    ("a bucket", "s3:/bucket/photos", rf"{NO_PLACE}a URL begins with"),
+    ("no scheme", "www.host.org/photos", rf"{NO_PLACE}a URL begins with"),
+    ("a wrong scheme", "htp://host/photos", rf"{NO_PLACE}fsspec knows no scheme 'htp'"),
+]  # fmt: skip
+SOURCES = [
+    ("a folder of hidden files", lambda: batch("hidden"), MISSING, r"^hidden holds no image \(\.jpg, "),
+    ("a list of files", lambda: batch(["photos/class0/00.jpg"]), TYPE, "got list. Some images .* chosen by keys="),
+    ("an ImageFolder", lambda: batch(ImageFolder("photos")), TYPE, "got ImageFolder. Pass .*, its `root`"),
+    ("a data set", lambda: batch(lk.ImageDataset("photos")), TYPE, "got ImageDataset. Pass .*, its `store`"),
+    ("a loader", lambda: batch(DataLoader([1])), TYPE, "images come from a store, .*: got DataLoader"),
+    ("a part of a data set", lambda: batch(Subset([1], [0])), TYPE, "images come from a store, .*: got Subset"),
+    ("numbers as names", lambda: batch({0: b""}), TYPE, "keys must be the images' names, .* got 0"),
+    ("a loader in a loader", lambda: loaded(lk.make_loader([1])), TYPE, "Loader is not a map-style .*its `dataset`"),
+    ("threads in a loader", lambda: loaded(lk.BatchLoader("photos")), TYPE, "BatchLoader is not a map-style data set"),
+    ("a pointer of Git LFS", lambda: batch("pointers"), ARGUMENT, r"a/1\.jpg: .*pointer of Git LFS.*`git lfs pull`"),
+    ("no bytes, by PIL", lambda: lk.PILDataset("cut")[0], ARGUMENT, r"a/1\.jpg: .*it is an empty file"),
+    ("text from a store", lambda: batch(Textual({"a.jpg": b"\xff"}), classes=[]), TYPE, r"(?s)bytes.*'str'.*a\.jpg"),
+    ("a lock in a store of processes", lambda: batch(Locked({"a.jpg": b""}), num_processes=1, classes=[]), TYPE,
+     r"(?s)cannot pickle.*while starting 1 workers: .*may hold no open file, lock or connection"),
+    ("a slice", lambda: lk.ImageDataset("photos")[0:2], TYPE, r"an index must be an integer from 0 to 11, got slice"),
+    ("an index below", lambda: pixels()[-13], IndexError, "has no image -13: it has 12"),
+]  # fmt: skip
+LABELS = [
+    ("a table without header", lambda: table("".join(f"{key},1\n" for key in KEYS)), ARGUMENT,
+     r"labels\.csv has no header, since its first line names an image, 'class0/00\.jpg'"),
+    ("semicolons", lambda: table("image;label\na;1\n"), ARGUMENT, r"between commas: it has 1 \('image;label'\)"),
+    ("keys in a set", lambda: dataset(keys=set(KEYS)), TYPE, "keys must be a list of names of images, .*got set"),
+    ("keys with the root", lambda: dataset(keys=["photos/" + KEYS[0]]), ARGUMENT, "no image 'photos/.*names are"),
+    ("a mask as keys", lambda: dataset(keys=MASK), TYPE, "keys must be a list of names of images"),
+    ("classes in a set", lambda: dataset(classes=set("abc")), ARGUMENT, "classes must be a list of names"),
+    ("other classes of pixels", lambda: batch(pixels(), classes=["a"]), lk.LabkitError, "other classes than .*build"),
+]  # fmt: skip
+FLAGS = [
+    *((f"{name} of BatchLoader", lambda name=name: batch(**{name: "False"}), ARGUMENT, f"^{name} {NO_FLAG}'False'")
+      for name in ("train", "shuffle", "antialias", "scaled_decoding", "pin_memory", "return_keys")),
+    *((f"{name} of make_loader", lambda name=name: loaded(**{name: "no"}), ARGUMENT, f"^{name} {NO_FLAG}'no'")
+      for name in ("shuffle", "persistent_workers", "pin_memory", "oversubscribe")),
+    ("drop_last", lambda: loaded(drop_last="no"), ARGUMENT, "drop_last should be a boolean value"),  # torch's own
+    ("keep_empty", lambda: boxes(1, 2, 3, 4, keep_empty="no"), ARGUMENT, f"keep_empty {NO_FLAG}'no'"),
+    ("train=None", lambda: batch(train=None), ARGUMENT, f"train {NO_FLAG}None"),
+]  # fmt: skip
+NUMBERS = [
+    *((f"size={size!r}", lambda size=size: batch(size=size), ARGUMENT, "^size must be .*, got ")
+      for size in (-1, 224.0, "224", None, True, (3, 224, 224), (224, 224, 3), (32,), torch.tensor(16))),
+    ("no width", lambda: batch(size=(16, 0)), ARGUMENT, "width must be an integer >= 1, got 0"),
+    ("text as dtype", lambda: batch(dtype="float32"), ARGUMENT, r"dtype must be one of .*torch\.float32, .*'float32'"),
+    ("NumPy's dtype", lambda: batch(dtype=np.float32), ARGUMENT, r"dtype must be one of torch\.uint8"),
+    ("text as layout", lambda: batch(memory_format="channels_last"), ARGUMENT, "must be one of torch.channels_last"),
+    ("torchvision's mode", lambda: batch(interpolation=InterpolationMode.BICUBIC), ARGUMENT, "one of bilinear, b"),
+    ("a letterbox", lambda: batch(train=False, fit="letterbox"), ARGUMENT, "fit must be one of crop, pad, stretch"),
+    ("a mean as fill", lambda: batch(fill=(0.485, 0.456, 0.406)), ARGUMENT, "fill must be an integer >= 0, got 0.485"),
+    ("crops by number", lambda: batch(crops=2), ARGUMENT, r"crops must be a list of \(size, scale, number\)"),
+    ("text as epoch", lambda: in_epoch("2"), ARGUMENT, "epoch must be an integer .*, got '2'"),
+]  # fmt: skip
+ORDERS = [
+    ("drop_last of few", lambda: batch(batch_size=64, drop_last=True), STATE, "drop_last leaves out .*batch_size=64"),
+    ("drop_last in torch's loader", lambda: loaded(batch_size=64, drop_last=True), STATE, "drop_last=False"),
+    ("a sampler of nothing", lambda: batch(sampler=[]), STATE, "gave no batch in epoch 0: give it at least one index"),
+    ("nothing in torch's loader", lambda: loaded(sampler=[]), STATE, "gave no batch in epoch 0"),
+    ("no batches", lambda: loaded(batch_sampler=[]), STATE, "list gave no batch in epoch 0"),
+    ("an empty batch", lambda: batch(batch_sampler=[[]]), ARGUMENT, "the batch_sampler gave an empty list"),
+    ("the same, collated", lambda: loaded(batch_sampler=[[]], collate_fn=lk.collate), ARGUMENT, "gave an empty list"),
+    ("a mask of arrays", lambda: batch(sampler=MASK), TYPE, r"sampler is a mask .*np\.flatnonzero\(mask\)"),
+    ("a mask of tensors", lambda: loaded(sampler=torch.tensor(MASK)), TYPE, "sampler is a mask of True and False"),
+    ("a mask of pandas", lambda: loaded(sampler=pd.Series(MASK)), TYPE, "sampler is a mask of True and False"),
+    ("a mask in a list", lambda: batch(sampler=MASK.tolist()), TYPE, "sampler is a mask of True and False"),
+    ("a set of indices", lambda: loaded(sampler={1, 2}), TYPE, "sampler is a set, which is no order of indices"),
+    ("weights of classes", lambda: batch(sampler=WeightedRandomSampler([1, 2, 3], 12)), ARGUMENT,
+     r"has 3 weights for 12 samples: it takes one for each sample, such as class_weights\[dataset\.labels\]"),
+    ("the same in torch's loader", lambda: loaded(sampler=WeightedRandomSampler([1, 2, 3], 12)), ARGUMENT, "3 weights"),
+    ("weights by index", lambda: loaded(sampler={0: 0.5}), TYPE, "sampler is a dict, which is no order of indices"),
+]  # fmt: skip
+TRANSFORMS = [
+    *((f"{transform.__name__}'s class for {name}", lambda call=call, transform=transform: call(transform=transform),
+       TYPE, rf"got the class {transform.__name__} itself: make one of it, {transform.__name__}\(\.\.\.\)")
+      for name, call in {"images": dataset, "pixels": pixels, "shards": shards, "crops": batch}.items()
+      for transform in (v2.RandomCrop, A.HorizontalFlip)),
+    ("a class for batches", lambda: loaded(batch_transform=v2.MixUp), TYPE, "the class MixUp itself: make one"),
+    ("no return for images", lambda: dataset(transform=returns_nothing), TYPE, rf"None for .*/00\.jpg, {NO_RETURN}"),
+    ("no return for pixels", lambda: pixels(transform=returns_nothing)[0], TYPE, rf"None for image 0, {NO_RETURN}"),
+    ("no return for shards", lambda: shards(transform=returns_nothing), TYPE, rf"None for .*00.jpg in .*, {NO_RETURN}"),
+    ("no return for batches", lambda: loaded(batch_transform=lambda batch: None), TYPE, "not a batch: does it lack"),
+    ("Albumentations alone", lambda: dataset(transform=A.HorizontalFlip()), KeyError, "need a function around them"),
+    ("images that stay PIL's", lambda: loaded(lk.PILDataset("photos"), collate_fn=lk.collate), TYPE,
+     r"(?s)PIL.*still PIL images: let the transform end with one that makes tensors, as v2\.ToImage\(\)"),
+]  # fmt: skip
+TARGETS = [
+    *((f"{name} moves", lambda transform=transform: moved(transform), ARGUMENT,
+       rf"transform= may move pixels \({name}\), and targets= would stay where they are")
+      for name, transform in {
+          "RandomHorizontalFlip": v2.RandomHorizontalFlip(), "RandAugment": v2.RandAugment(),
+          "RandomRotation": v2.Compose([v2.ColorJitter(0.1), v2.RandomRotation(9)]), "Rotate": A.Compose([A.Rotate()]),
+      }.items()),
+    ("shares as xyxy", lambda: boxes(0.1, 0.2, 0.5, 1.0), ARGUMENT, r"boxes are in pixels .*/00\.jpg'.*Multiply"),
+    ("shares as YOLO's", lambda: boxes(0.5, 0.5, 0.1, 0.2, format="cxcywh"), ARGUMENT, "all of these are from 0 to 1"),
+    ("shares of points", lambda: lk.Keypoints({"a.jpg": [[0.5, 1]]}), ARGUMENT, "points are in pixels .*'a.jpg'"),
+    ("names at the end", lambda: frame_of_boxes("x1", "y1", "x2", "y2", "image"), ARGUMENT,
+     "got x1, y1, x2, y2, image: choose them"),
+    ("names at the end, of other columns", lambda: frame_of_boxes(*"lturi"), ARGUMENT,
+     "must be numbers, and the image's name comes first: .*class0/00"),
+    ("a file of boxes", lambda: lk.Boxes("boxes.json"), TYPE, r"a dict of arrays .* or a DataFrame, got 'boxes\.json'"),
+    ("no masks", lambda: dataset(targets={"mask": lk.Masks("maskss")}), ARGUMENT, rf"'maskss'{NO_PLACE}it does not"),
+    ("photos as masks", lambda: dataset(targets={"mask": lk.Masks("photos")}), ARGUMENT,
+     r"class0/00\.jpg: .*8-bit RGB pixels, and a mask has one number a pixel"),
+]  # fmt: skip
+DEVICES = [
+    ("no device", lambda: lk.CUDAPrefetcher([1], None), TYPE, "device must be such as 'cuda', .*got None"),
+    ("swapped", lambda: lk.CUDAPrefetcher("cuda", [1]), TYPE, r"device must be such as 'cuda', .*got \[1\]"),
+    ("a device of torch's past", lambda: lk.CUDAPrefetcher([1], "gpu"), STATE, "Expected one of cpu, cuda, .*: gpu"),
+    ("no loader", lambda: lk.CUDAPrefetcher(None, "cpu"), TYPE, "loader must be a loader, .*got None"),
+    ("a class as loader", lambda: lk.CUDAPrefetcher(DataLoader, "cpu"), TYPE, "got the class DataLoader itself"),
+    ("a used-up generator", lambda: twice(number for number in range(3)), STATE, "a generator, .* and is used up"),
+]  # fmt: skip
+TABLE = [
+    *((name, lambda place=place: batch(place), ARGUMENT, said) for name, place, said in PLACES),
+    *SOURCES, *LABELS, *FLAGS, *NUMBERS, *ORDERS, *TRANSFORMS, *TARGETS, *DEVICES,
+]  # fmt: skip
+OF_OTHERS = (
+    "text from a store", "a lock in a store of processes", "an index below", "drop_last", "Albumentations alone",
+    "images that stay PIL's", "a device of torch's past",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(pictures, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("wrong")
+    shutil.copytree(pictures.root, root / "photos")
+    for name in ("hidden/.a/1.jpg", "pointers/a/1.jpg", "cut/a/1.jpg"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch()
+    (root / "pointers/a/1.jpg").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")
+    (root / "photos.zip").write_bytes(b"PK")
+    lk.PixelStore.build(root / "photos", root / "photos.pixels", short_side=16, engine="threads", progress=False)
+    lk.write_shards(root / "photos", root / "shards", num_workers=0, progress=False)
+    return root
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("name", "call", "error", "said"), TABLE, ids=[name for name, *_ in TABLE])
+def test_a_mistake_is_one_error_that_says_what_to_do(place, monkeypatch, name, call, error, said):
+    monkeypatch.chdir(place)
+    with pytest.raises(error) as failure:
+        call()
+    assert re.search(said, "\n".join([str(failure.value), *getattr(failure.value, "__notes__", ())]))
+    assert isinstance(failure.value, lk.LabkitError) == (name not in OF_OTHERS)
+
+
+@pytest.mark.parametrize("sound", [
+    lambda: batch("photos//"), lambda: batch(train=np.False_), lambda: batch(shuffle=0),
+    lambda: batch(sampler=WeightedRandomSampler([1] * 12, 5)),
+    lambda: batch(sampler=[True, 2]), lambda: batch(sampler=np.flatnonzero(MASK)),
+    lambda: batch(transform=v2.RandomHorizontalFlip()), lambda: moved(v2.ColorJitter(0.1)),
+    lambda: dataset(transform=torch.Tensor.float), lambda: dataset(classes=dict.fromkeys(CLASSES).keys()),
+    lambda: boxes(0, 0, 1, 1), lambda: loaded(collate_fn=tuple), lambda: list(lk.CUDAPrefetcher(iter([1]), "cpu")),
+    lambda: batch(MemoryStore({"a.jpg": encoded(Image.new("RGB", (20, 16)))}), classes=[]),
+])  # fmt: skip
+def test_what_is_near_a_mistake_is_taken(place, monkeypatch, sound):
+    monkeypatch.chdir(place)
+    sound()
+
+
+@pytest.mark.parametrize(("rank", "is_told"), [("2", True), ("-1", True), ("one", True), ("", False), ("1", False)])
+def test_ranks_that_cannot_be_are_told(place, monkeypatch, rank, is_told):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    for load in (batch, loaded):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            load()
+        told = {str(warning.message) for warning in caught if "WORLD_SIZE=2" in str(warning.message)}
+        assert bool(told) == is_told
+        assert all(f"RANK={rank!r}" in said and "ranks go from 0 to 1" in said for said in told)
+
+
+def test_masks_that_are_jpegs_are_told(place, monkeypatch):
+    monkeypatch.chdir(place)
+    for name in KEYS:
+        target = Path("jpegs", name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(Path("photos", name)).convert("L").save(target)
+    with pytest.warns(
+        UserWarning, match=r"FolderStore\('jpegs', 12 images\) holds masks as JPEGs, .*: make them again"
+    ):
+        dataset(targets={"mask": lk.Masks("jpegs")})

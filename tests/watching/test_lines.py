@@ -1,0 +1,465 @@
+"""Which lines a training's time goes into: by planted lines in every part of it, of which the place is known."""
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import threading
+from dataclasses import replace
+
+import albumentations
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchvision import transforms
+from torchvision.datasets import FakeData
+from torchvision.transforms import v2
+
+import labkit as lk
+from labkit.watching import gains, timings
+from labkit.watching.gains import lines_table
+from labkit.watching.lines import MAKING, STEP, Line, LineSampler, Stack, line_of, lines_of, read_stacks, short_path
+from tests.paths import REPO
+from tests.watching.trained import optimizer, train, watched_while
+
+SAMPLED = LineSampler()
+
+
+def look(*ignored, **ignored_too):
+    """A sample of one second, of whoever calls this."""
+    SAMPLED.add(sys._getframe(1), 1.0, MAKING)
+    return ignored[0] if ignored else ignored_too
+
+
+class Looks:
+    """A transform of the script's own."""
+
+    def __call__(self, image):
+        look()
+        return image
+
+
+class LooksLast(v2.Transform):
+    def forward(self, image):
+        look()
+        return image
+
+
+class LooksAtArrays(albumentations.ImageOnlyTransform):
+    def apply(self, image, **ignored):
+        look()
+        return image
+
+
+@pytest.fixture
+def sampled():
+    SAMPLED.seconds.clear()
+    return lambda: lines_of(SAMPLED.seconds)
+
+
+def line_with(text):
+    """Number of the one line of this file that ends so."""
+    [number] = [number for number, line in enumerate(open(__file__), 1) if line.rstrip().endswith(text)]  # noqa: SIM115
+    return number
+
+
+class TestALine:
+    @pytest.mark.parametrize(
+        ("compose", "image", "what"),
+        [
+            (lambda: transforms.Compose([transforms.ToTensor(), Looks()]), Image.new("RGB", (8, 8)), "Looks"),
+            (lambda: v2.Compose([v2.ToImage(), LooksLast()]), Image.new("RGB", (8, 8)), "LooksLast"),
+            (lambda: v2.Compose([v2.Compose([LooksLast()]), v2.ToImage()]), Image.new("RGB", (8, 8)), "LooksLast"),
+        ],
+    )  # fmt: skip
+    def test_within_a_compose_has_its_transforms_name(self, sampled, compose, image, what):
+        compose()(image)
+        [(line, seconds)] = sampled().items()
+        assert (line.what, line.path, seconds) == (what, __file__, 1.0)
+
+    def test_within_albumentations_compose_has_its_transforms_name(self, sampled):
+        albumentations.Compose([LooksAtArrays(p=1)])(image=np.zeros((8, 8, 3), np.uint8))
+        assert {line.what for line in sampled()} == {"LooksAtArrays"}
+
+    @pytest.mark.parametrize("kind", [transforms, v2])
+    def test_of_a_librarys_transform_is_that_which_calls_the_compose(self, sampled, monkeypatch, kind):
+        monkeypatch.setattr(Image.Image, "transpose", look_within_pillow())
+        kind.Compose([kind.RandomHorizontalFlip(p=1)])(Image.new("RGB", (8, 8)))  # here
+        [line] = sampled()
+        assert (line.what, line.path, line.number) == ("RandomHorizontalFlip", __file__, line_with("# here"))
+
+    def test_names_the_librarys_function_that_it_calls(self, sampled, monkeypatch):
+        monkeypatch.setattr(json.decoder.JSONDecoder, "raw_decode", look_within_pillow(result=({}, 2)))
+        json.loads("{}")  # the call
+        [line] = sampled()
+        assert (line.what, line.number) == ("loads", line_with("# the call"))
+
+    def test_is_one_of_the_data_sets_library_where_the_script_has_none(self, sampled, monkeypatch):
+        monkeypatch.setattr(transforms.functional, "to_pil_image", look_within_pillow(result=Image.new("RGB", (8, 8))))
+        fetcher = torch.utils.data._utils.fetch._MapDatasetFetcher
+        fetcher(FakeData(4, (3, 8, 8)), True, list, False).fetch([0, 1])
+        [line] = sampled()
+        assert (line.what, line.path) == ("inner", inspect.getfile(FakeData))
+
+    def test_of_what_calls_the_making_alone_is_none(self, sampled):
+        fetch = torch.utils.data._utils.fetch
+        code = compile("look()", fetch.__file__, "exec")
+        exec(code, {"look": look})  # noqa: S102
+        assert not sampled()
+
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_is_no_line_of_a_package_that_pip_has_installed_in_a_folder_of_its_own(
+        self, sampled, tmp_path, monkeypatch, installed
+    ):
+        (tmp_path / "tool.py").write_text("def use(call):\n    call()\n")
+        if installed:
+            (tmp_path / "tool-1.0.dist-info").mkdir()
+        monkeypatch.syspath_prepend(tmp_path)
+        importlib.import_module("tool").use(look)  # of the script
+        sys.modules.pop("tool")
+        [line] = sampled()
+        own = Line(MAKING, "use", __file__, line_with("# of the script"))
+        assert line == (own if installed else Line(MAKING, "use", str(tmp_path / "tool.py"), 2))
+
+    def test_is_none_of_code_that_no_file_has(self, sampled):
+        exec(compile("def f(call):\n    call()", "<string>", "exec"), space := {})  # noqa: S102
+        space["f"](look)  # calls a string
+        [line] = sampled()
+        assert (line.path, line.number) == (__file__, line_with("# calls a string"))
+
+    def test_of_a_library_alone_names_what_it_calls_of_another(self):
+        datasets, pillow = f"/x/site-packages/datasets{os.sep}", "/x/site-packages/PIL/ImageFile.py"
+        calls = (
+            ("Dataset.__getitem__", f"{datasets}a.py", 7),
+            ("format_table", f"{datasets}b.py", 1),
+            ("load", pillow, 1),
+        )
+        line = line_of(Stack(MAKING, calls))
+        assert line == Line(MAKING, "load", f"{datasets}a.py", 7)
+        assert short_path(line.path) == f"datasets{os.sep}a.py"
+
+
+def trainer(path):
+    """A loop in a file, and a step that it calls there: `loop(loader, step)`."""
+    loop = "def loop(loader, step):\n    for batch in loader:\n        call(step, batch)\n"
+    code = f"{loop}def call(step, batch):\n    step(batch)\n"
+    exec(compile(code, path, "exec"), space := {})  # noqa: S102
+    return space["loop"]
+
+
+class TestALoop:
+    def test_of_a_trainer_has_the_trainers_lines_and_the_scripts_within_it(self):
+        (model, steps), seen = optimizer(), []
+        sampler = timings.line_sampler()
+
+        def own_step(batch):
+            steps.zero_grad()
+            model(batch[0]).mean().backward()
+            steps.step()
+            look_at_step()  # in the step
+
+        def look_at_step():
+            sampler.add(sys._getframe(1), 1.0, *sampler._now[1:])
+            seen.append(1)
+
+        def step_of_library(batch):
+            steps.step()
+            sampler.add(sys._getframe(1), 1.0, *sampler._now[1:])
+
+        data = TensorDataset(torch.zeros(40, 4))
+        for step, path, number in ((step_of_library, TORCH, 3), (own_step, __file__, line_with("# in the step"))):
+            with lk.watch() as watched:
+                trainer(TORCH)(DataLoader(data, 2), step)
+                found = lines_of(watched.observer.stacks())
+            assert {(line.path, line.number) for line in found if line.part == STEP} >= {(path, number)}
+            assert "pytest" not in str(found), "nothing outside of the loop"
+
+    def test_that_was_left_has_no_more_lines(self):
+        (_, steps), sampler = optimizer(), timings.line_sampler()
+
+        def train(least):
+            for (batch,) in DataLoader(TensorDataset(torch.arange(8)), 2):
+                steps.step()
+                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # of a loop
+                if batch[0] >= least:
+                    break
+            sampler.add(sys._getframe(), 9.0, *sampler._now[1:])  # such as of an evaluation after it
+
+        with lk.watch() as watched:
+            train(4)
+            train(4)
+            found = lines_of(watched.observer.stacks())
+        own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
+        assert own.pop(line_with("# of a loop")) == pytest.approx(4, abs=0.9)  # the thread adds its own samples
+        assert sum(own.values()) < 1
+
+    def test_has_all_its_steps_whatever_is_seen_between_it_and_the_loader(self):
+        """Such as a progress bar that is drawn, and what a sample sees as a batch is handed over."""
+        (_, steps), sampler = optimizer(), timings.line_sampler()
+        begin = sampler.begin
+
+        def begin_and_look(part):
+            begin(part)
+            if part == STEP:
+                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])
+
+        def shown(loader):
+            for batch in loader:
+                yield batch
+                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # the bar
+
+        sampler.begin = begin_and_look
+        try:
+            with lk.watch() as watched:
+                for _ in shown(DataLoader(TensorDataset(torch.zeros(8, 4)), 2)):
+                    steps.step()
+                    sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # the loop
+                found = lines_of(watched.observer.stacks())
+        finally:
+            del sampler.begin
+        own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
+        assert own[line_with("# the loop")] == pytest.approx(4, abs=0.9)
+        assert own[line_with("# the bar")] == pytest.approx(4, abs=0.9)
+
+    def test_over_a_loader_that_does_not_train_is_in_no_line(self):
+        (_, steps), sampler = optimizer(), timings.line_sampler()
+        data = TensorDataset(torch.zeros(8, 4))
+        with lk.watch() as watched:
+            for _ in DataLoader(data, 2):
+                steps.step()
+                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # trains
+            for _ in DataLoader(data, 2):
+                sampler.add(sys._getframe(), 9.0, *sampler._now[1:])
+            found = lines_of(watched.observer.stacks())
+        own = {line.number for line in found if line.path == __file__}
+        assert own == {line_with("# trains")}
+
+
+def look_within_pillow(result=None):
+    """`look` as a function of a library's file."""
+    space = {"look": look, "result": result}
+    exec(compile("def inner(first, *a, **k):\n    look()\n    return result or first", Image.__file__, "exec"), space)  # noqa: S102
+    return space["inner"]
+
+
+TORCH = torch.__file__
+
+
+class TestAStack:
+    def test_counts_for_the_scripts_innermost_line_by_the_public_function_that_it_calls(self):
+        own, wrapper = ("train", __file__, 3), ("Optimizer.profile_hook_step.<locals>.wrapper", TORCH, 1)
+        assert line_of(Stack(STEP, (own, wrapper, ("Adam.step", TORCH, 2)))) == Line(STEP, "step", __file__, 3)
+        assert line_of(Stack(STEP, (own, wrapper))).what == "train"
+        assert line_of(Stack(STEP, (("lightning", TORCH, 9), own, ("help", __file__, 4)))) == Line(
+            STEP, "help", __file__, 4
+        )
+
+    def test_has_the_scripts_calls_and_the_first_of_each_librarys(self, sampled):
+        spaces = [{"call": look}]
+        for number in range(30):
+            code = f"def f{number}():\n    call()\n"
+            exec(compile(code, __file__ if number == 5 else TORCH, "exec"), spaces[-1])  # noqa: S102
+            spaces.append({"call": spaces[-1][f"f{number}"]})
+        spaces[-1]["call"]()  # all
+        [stack] = SAMPLED.seconds
+        kept = [*range(29, 13, -1), 5, 4, 3, 2, 1, 0]
+        assert [call[0] for call in stack.calls[-22:]] == [f"f{number}" for number in kept]
+        assert stack.calls[-23][1:] == (__file__, line_with("# all"))
+        assert stack.calls[-6:-4] == (("f5", __file__, 2), ("f4", TORCH, 1))
+
+    def test_is_kept_within_bounds_and_its_line_is_right(self, sampled, monkeypatch):
+        def deep(calls, number=0):
+            if calls:
+                return deep(calls - 1, number)
+            space = {"look": look}
+            code = f"def f{number}():\n    look()\ndef called():\n    f{number}()"
+            exec(compile(code, TORCH, "exec"), space)  # noqa: S102
+            return space["called"]()  # deep
+
+        monkeypatch.setattr("labkit.watching.lines._MOST_STACKS", 3)
+        for number in range(9):
+            deep(100, number)
+        assert len(SAMPLED.seconds) <= 3 + 1
+        assert all(len(stack.calls) <= 48 for stack in SAMPLED.seconds)
+        assert {(line.number, line.path) for line in sampled()} == {(line_with("# deep"), __file__)}
+        assert sum(sampled().values()) == 9
+
+
+class Until:
+    """Holds a line up until it has been sampled."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def seen(self, number):
+        return any(line.number == number and line.path == __file__ for line in lines_of(dict(self.sampler()._now[-1])))
+
+
+def collate_until_seen(samples):
+    number = line_with("# collate")
+    while not UNTIL.seen(number):
+        sum(range(1000))  # collate
+    return torch.stack([sample for (sample,) in samples])
+
+
+UNTIL = Until(timings.line_sampler)
+
+
+class Photos(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        for _ in range(1000):
+            if os.path.exists(timings.line_sampler()._path):
+                break
+            sum(range(10**6))  # worker
+        return torch.zeros(4)
+
+
+class TestASampler:
+    def test_finds_slow_lines_of_collate_and_step_in_the_training_process(self):
+        (model, steps), usual_s, number = optimizer(), sys.getswitchinterval(), line_with("# step")
+        with lk.watch() as watched:
+            for batch in DataLoader(TensorDataset(torch.zeros(20, 4)), 2, collate_fn=collate_until_seen):
+                model(batch).mean().backward()
+                steps.step()
+                while not UNTIL.seen(number):
+                    sum(range(1000))  # step
+            found = lines_of(watched.observer.stacks())
+            assert sys.getswitchinterval() == usual_s
+        [collate] = [line for line in found if line.number == line_with("# collate")]
+        [step] = [line for line in found if line.number == line_with("# step")]
+        assert (collate.part, collate.what) == (MAKING, "collate_until_seen")
+        assert (step.part, step.what) == (STEP, inspect.currentframe().f_code.co_name)
+        assert not timings.line_sampler().runs
+
+    @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
+    def test_finds_those_of_workers(self, start_method):
+        with lk.watch() as watched:
+            list(DataLoader(Photos(), 2, num_workers=1, multiprocessing_context=start_method))
+            found = lines_of(watched.observer.stacks())
+        assert ("__getitem__", line_with("# worker")) in {(line.what, line.number) for line in found}
+
+    def test_counts_all_times_at_which_a_sample_was_due(self, monkeypatch):
+        """A clock that a C call holds up for a second now and then."""
+        clock, sampler = [0.0], LineSampler()
+
+        def sleep(seconds):
+            clock[0] += seconds + (1.0 if len(added) % 10 == 5 else 0.0)
+            if len(added) >= 100:
+                sampler.stop()
+
+        added = []
+        monkeypatch.setattr("labkit.watching.lines.time.sleep", sleep)
+        monkeypatch.setattr("labkit.watching.lines.time.perf_counter", lambda: clock[0])
+        sampler.add = lambda frame, seconds, *of: added.append(seconds)
+        sampler._thread = os.getpid(), threading.current_thread()
+        sampler.begin(STEP)
+        sampler._run()
+        assert sum(added) == pytest.approx(clock[0], abs=0.02)
+        assert [number for number, seconds in enumerate(added) if seconds > 0.9] == list(range(5, 100, 10))
+
+    def test_leaves_a_switch_interval_that_the_script_sets(self):
+        sampler, usual_s = LineSampler(), sys.getswitchinterval()
+        try:
+            sampler.making(sys.setswitchinterval, 0.02)
+            assert sys.getswitchinterval() == pytest.approx(0.02)
+        finally:
+            sys.setswitchinterval(usual_s)
+        sampler.begin(STEP)
+        sampler.making(lambda: None)
+        assert sys.getswitchinterval() == pytest.approx(usual_s)
+
+    def test_gives_it_back_whatever_other_threads_and_forks_do(self):
+        sampler, usual_s = LineSampler(), sys.getswitchinterval()
+        sampler.begin(STEP)
+        other = threading.Thread(target=sampler.making, args=(sampler.begin, STEP))
+        other.start()
+        other.join()
+        sampler.end()
+        assert sys.getswitchinterval() == pytest.approx(usual_s)
+        sampler.begin(STEP)
+        with sampler._lock:  # as another thread may hold it, which a fork does not have
+            sampler.forked()
+        assert sys.getswitchinterval() == pytest.approx(usual_s)
+
+    def test_writes_what_is_read_without_what_a_killed_worker_left(self, tmp_path):
+        for worker, seconds in enumerate((1.0, 2.0)):
+            sampler = LineSampler(str(tmp_path / f"{worker}.lines"))
+            for _ in range(2):
+                sampler.add(sys._getframe(), seconds, MAKING)  # this
+                sampler._flush()
+        assert (tmp_path / "0.lines").read_text().count("test_writes_what") == 1, "a stack is written once"
+        with open(tmp_path / "0.lines", "a") as file:
+            file.write('[["making a ba')
+        name = inspect.currentframe().f_code.co_name
+        assert lines_of(read_stacks(str(tmp_path))) == {Line(MAKING, name, __file__, line_with("# this")): 6.0}
+
+
+class TestTheReport:
+    @pytest.fixture
+    def stored(self, tmp_path, monkeypatch):
+        """A stored run, to be filled; there is none at first."""
+        monkeypatch.setattr(gains, "STORED", tmp_path / "results.json")
+        return lambda found: (tmp_path / "results.json").write_text(json.dumps({"notebooks": found}))
+
+    @pytest.mark.parametrize(
+        ("figures", "told"),
+        [
+            (None, ""),  # installed without notebooks
+            ({"other": [9.0, 8.0, 10.0]}, ""),
+            ({"crops alone over Albumentations": [3.07, 2.5, 3.6]},
+             " (colors on whole batches, on a GPU: 3.07x, notebook 06)"),
+            ({"crops alone over Albumentations": [1.5, 0.9, 2.2]}, ""),  # no gain beyond doubt
+        ],
+    )  # fmt: skip
+    def test_tells_what_the_notebooks_measured_of_a_cure_for_a_line(self, stored, figures, told):
+        if figures is not None:
+            stored({"06_kornia_gpu": {"figures": figures}})
+        table = lines_table(
+            {Line(part, "ColorJitter", "/x/train.py", number): 1.0 for number, part in enumerate((MAKING, STEP))}
+        )
+        report = replace(watched_while(DataLoader(TensorDataset(torch.zeros(80, 4)), 2)).report(), lines=table)
+        assert report.line_sentences[:2] == [
+            f"Making a batch is 100% ColorJitter, /x/train.py:0{told}.", "The step is 100% ColorJitter, /x/train.py:1."
+        ]  # fmt: skip
+        row = report.to_dict()["lines"][0]
+        assert (row["gain"], row["notebook"]) == ((3.07, "06_kornia_gpu") if told else (None, ""))
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"notebooks": {"06_kornia_gpu": 3}}'])
+    def test_tells_no_gain_of_a_damaged_run(self, stored, tmp_path, text):
+        (tmp_path / "results.json").write_text(text)
+        assert gains.gain_of("ColorJitter") == gains.Gain()
+
+    def test_names_figures_that_the_stored_run_has(self):
+        run = json.loads((REPO / "notebooks" / "results.json").read_text())["notebooks"]
+        for what, (_, notebook, figure) in gains.CURES.items():
+            ratio, low, _ = run[notebook]["figures"][figure]
+            assert gains.gain_of(what).gain == (ratio if low > 1 else None)
+
+    def test_tells_the_largest_lines_of_each_part(self, stored, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(tmp_path)
+        with lk.watch() as watched:
+            train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2))
+            timings.line_sampler().seconds.clear()
+            for what, path, number, seconds in (
+                ("ColorJitter", "/x/train.py", 41, 6.2), ("convert", str(tmp_path / "data.py"), 18, 2.1),
+                ("open", "/x/train.py", 9, 0.9), ("crop", "/x/train.py", 11, 0.7), ("other", "/x/train.py", 12, 0.05),
+            ):  # fmt: skip
+                timings.line_sampler().seconds[Stack(MAKING, ((what, path, number),), 0)] = seconds
+            timings.line_sampler().seconds[Stack(STEP, (("backward", "/x/train.py", 50),), 0)] = 0.1
+        told = "Making a batch is 62% ColorJitter, /x/train.py:41; 21% convert, data.py:18; 9% open, /x/train.py:9; "
+        report = watched.report()
+        assert report.line_sentences == [f"{told}7% crop, /x/train.py:11."]
+        assert told in repr(report)
+        assert told in report._repr_html_()
+        assert [row["what"] for row in report.to_dict()["lines"]] == ["ColorJitter", "convert", "open", "crop"]
+        assert report.to_dict()["lines"][0]["share"] == pytest.approx(6.2 / 9.95)
+
+    def test_tells_none_of_less_than_samples_can_show(self):
+        assert lines_table({Line(STEP, "a", "b.py", 1): 0.1}).empty
+        assert len(lines_table({Line(STEP, "a", "b.py", 1): 0.5, Line(STEP, "a", "b.py", 2): 0.001})) == 1

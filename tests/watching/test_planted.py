@@ -1,0 +1,222 @@
+"""Whether `labkit watch` names what time goes into: by scripts with a planted cause, which time it themselves.
+
+What is planted takes many times the 5 ms between two samples of the stack, so that chance decides little of a share.
+"""
+
+import json
+import os
+from textwrap import indent
+from typing import NamedTuple
+
+import pytest
+
+from tests.watching.trained import ENVIRONMENT, watch_script
+
+TEMPLATE = '''
+import json, os, sys, time
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+FOLDER, WORKERS = sys.argv[1], int(sys.argv[2])
+KNOWN = {"making": 0.0, "step": 0.0, "ready": {}, "asked": []}
+PHOTO = Image.effect_noise((2400, 2000), 60).convert("RGB")
+
+def repeats(call, seconds=0.048):
+    """How often a call fits, on a machine of any speed."""
+    took_s = []
+    for _ in range(3):
+        began_s = time.perf_counter()
+        call()
+        took_s.append(time.perf_counter() - began_s)
+    return max(1, round(seconds / min(took_s)))
+
+class timed:
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        self.began_s = time.perf_counter()
+
+    def __exit__(self, *_):
+        KNOWN[self.name] = KNOWN.get(self.name, 0.0) + time.perf_counter() - self.began_s
+
+class Mark(timed):
+    began_s = None
+
+    def __call__(self, image, **_):
+        if self.began_s is None:
+            self.__enter__()
+        else:
+            self.__exit__()
+            self.began_s = None
+        return image
+
+@setup
+def save():
+    with open(os.path.join(FOLDER, str(os.getpid())), "w") as file:
+        json.dump(KNOWN, file)
+
+class Data(Dataset):
+    def __init__(self):
+        self.paths = @paths
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with timed("making"):
+            time.sleep(0.012)
+            for _ in range(200_000): index * index
+@getitem
+        return torch.full((4,), float(index))
+
+def collate(samples):
+    with timed("making"):
+        batch = torch.stack(samples)
+@collate
+    KNOWN["ready"][str(int(batch[0, 0]))] = time.perf_counter()
+    with timed("making"):
+        save()
+    return batch
+
+model = torch.nn.Linear(4, 1)
+steps = torch.optim.SGD(model.parameters(), 1e-9)
+if __name__ == "__main__":
+    began_s = time.perf_counter()
+    batches = iter(DataLoader(Data(), 2, num_workers=WORKERS, collate_fn=collate))
+    for _ in range(len(Data()) // 2):
+        KNOWN["asked"].append(time.perf_counter())
+        batch = next(batches)
+        with timed("step"):
+            model(batch).mean().backward()
+            steps.step()
+            time.sleep(0.012)
+@step
+    KNOWN["all_s"] = time.perf_counter() - began_s
+    save()
+    next(batches, None)
+'''
+
+
+class Plant(NamedTuple):
+    """A statement: what it needs, the transform that the report should name, how near, and as what it is timed."""
+
+    code: str
+    setup: str = ""
+    what: str | None = None
+    margin: float = 0.05
+    timed: str = ""  # an expression; default: its name
+
+
+def compose(name, kind, transform, call="PHOTO", mark="Mark({name!r})"):
+    """One that its own marks time, without those."""
+    setup = f"MARK = {mark.format(name=name)}\n{name} = {kind}([MARK, {transform}, MARK])"
+    return Plant(f"{name}({call})", setup, transform.partition("(")[0].rpartition(".")[2], timed="'marked'")
+
+
+LOOPS = "LOOPS = 100_000 * repeats(lambda: [3 * 3 for _ in range(100_000)])"
+PLANTS = {
+    "a Python loop": Plant("for _ in range(LOOPS): 3 * 3", LOOPS),
+    "PIL convert": Plant(
+        'for _ in range(CONVERSIONS): PHOTO.convert("HSV")', 'CONVERSIONS = repeats(lambda: PHOTO.convert("HSV"))'
+    ),
+    "sleep": Plant("time.sleep(0.048)"),
+    "JSON": Plant("for _ in range(TEXTS): json.loads(TEXT)", """
+TEXT = json.dumps([[number] * 9 for number in range(16_000)])
+TEXTS = repeats(lambda: json.loads(TEXT))
+""", margin=0.10),
+    "a NumPy copy": Plant("for _ in range(COPIES): ARRAY.copy()", """
+ARRAY = np.zeros(12_000_000)
+COPIES = repeats(ARRAY.copy)
+""", margin=0.10),  # freed with the lock
+    "a C call with Python's lock": Plant("C.usleep(48_000)", "import ctypes; C = ctypes.PyDLL(None)", margin=0.10),
+    "V1": compose("V1", "transforms.Compose", "transforms.RandomRotation((9, 9))"),
+    "V2": compose("V2", "v2.Compose", "v2.ColorJitter(contrast=(0.5, 0.5))"),
+    "A": compose("A", "albumentations.Compose", "albumentations.MedianBlur((5, 5), p=1)",
+                 "image=np.asarray(PHOTO)", "albumentations.Lambda(image=Mark({name!r}), p=1)"),
+    "collating": Plant("for _ in range(2 * LOOPS): 3 * 3", LOOPS),
+    "stepping": Plant("for _ in range(LOOPS): 3 * 3", LOOPS),
+    "slow files": Plant("Image.open(PATHS[index]).resize((64, 64), 1)", """
+os.makedirs(os.path.join(FOLDER, "photos"), exist_ok=True)
+PATHS = [os.path.join(FOLDER, "photos", f"{number}.jpg") for number in range(80)]
+for number, path in enumerate(PATHS):
+    large = number in (17, 51)
+    (PHOTO if large else PHOTO.resize((80, 60))).save(path, quality=95, progressive=large)
+""", timed="'slow' if index in (17, 51) else 'other'"),
+    "slow batches": Plant("time.sleep(0.3 if index % 30 == 20 else 0.003)"),
+}  # fmt: skip
+LIBRARIES = "import albumentations\nfrom torchvision import transforms\nfrom torchvision.transforms import v2\n"
+
+
+def script_of(getitem=(), collate=(), step=(), paths="range(60)"):
+    """The template with plants in its places; their lines end with their names."""
+    found = TEMPLATE.replace("@paths", paths)
+    names = (*getitem, *collate, *step)
+    setup = "\n".join(PLANTS[name].setup for name in names)
+    found = found.replace("@setup", (LIBRARIES if "V1" in names else "") + setup)
+    for place, of_place in (("@getitem", getitem), ("@collate", collate), ("@step", step)):
+        blocks = [
+            f"with timed({PLANTS[name].timed or repr(name)}):\n    {PLANTS[name].code}  # {name}" for name in of_place
+        ]
+        found = found.replace(place, indent("\n".join(blocks), " " * (8 if place == "@collate" else 12)))
+    return found
+
+
+def watched(folder, script, num_workers):
+    """The report of a script, and what it noted itself."""
+    path, report, notes = folder / "train.py", folder / "report.json", folder / "notes"
+    path.write_text(script)
+    notes.mkdir()
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    watch_script("--json", report, path, notes, num_workers, check=True, env=environment, timeout=None)
+    return json.loads(report.read_text()), [json.loads(p.read_text()) for p in notes.iterdir() if p.is_file()]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.alone
+class TestWhatIsPlanted:
+    @pytest.mark.parametrize(
+        ("places", "num_workers"),
+        [
+            ({"getitem": ("a Python loop", "PIL convert", "sleep")}, 0),
+            ({"getitem": ("a Python loop", "PIL convert", "sleep")}, 2),
+            ({"getitem": ("JSON", "a NumPy copy", "a C call with Python's lock")}, 2),
+            ({"getitem": ("V1", "V2", "A")}, 2),
+            ({"collate": ("collating",), "step": ("stepping",)}, 2),
+        ],
+    )  # fmt: skip
+    def test_as_lines_is_told_with_their_shares(self, tmp_path, places, num_workers):
+        script = script_of(**places)
+        report, notes = watched(tmp_path, script, num_workers)
+        for name in (name for names in places.values() for name in names):
+            part = "step" if name == "stepping" else "making"
+            true = sum(note.get(name, 0.0) for note in notes) / sum(note[part] for note in notes)
+            [number] = [n for n, line in enumerate(script.splitlines(), 1) if line.endswith(f"# {name}")]
+            rows = [row for row in report["lines"] if part in row["part"] and row["number"] == number]
+            rows = [row for row in rows if PLANTS[name].what in (None, row["what"])]
+            assert {row["path"] for row in rows} == {str(tmp_path / "train.py")}, name
+            assert true > 0.1
+            assert abs(sum(row["share"] for row in rows) - true) <= PLANTS[name].margin, name
+
+    def test_as_files_is_told_with_their_share(self, tmp_path):
+        report, notes = watched(tmp_path, script_of(("slow files",), paths="PATHS"), 2)
+        assert {os.path.basename(row["sample"]) for row in report["samples"][:2]} == {"17.jpg", "51.jpg"}
+        assert {row["format"] for row in report["samples"][:2]} == {"progressive JPEG"}
+        true = sum(note.get("slow", 0.0) for note in notes) / sum(note["making"] for note in notes)
+        assert abs(sum(row["share"] for row in report["samples"][:2]) - true) <= 0.05
+        assert all(f"photos/{number}.jpg" in report["slow"] for number in (17, 51))
+
+    def test_as_the_head_of_the_line_is_told_with_its_share(self, tmp_path):
+        report, notes = watched(tmp_path, script_of(("slow batches",), paths="range(100)"), 2)
+        ready = [
+            when for _, when in sorted((int(index), when) for note in notes for index, when in note["ready"].items())
+        ]
+        [times] = [note for note in notes if note["asked"]]
+        waits = [(asked, ready[n], min(ready[n + 1 :])) for n, asked in enumerate(times["asked"][:-1])]
+        true = sum(max(0.0, made - max(asked, later)) for asked, made, later in waits) / times["all_s"]
+        [why] = [said for said in report["recommendations"] if "in_order=False" in said]
+        told = float(why.partition("(")[2].partition("%")[0]) / 100
+        assert true > 0.1
+        assert abs(told - true) <= 0.05
