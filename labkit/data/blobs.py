@@ -321,13 +321,15 @@ class ObjectClient:
         # With more, s3fs asks for the size of each object, by a request of its own, before it reads it.
         self._options = {**({"max_concurrency": 1} if self._is_s3 else {}), **storage_options}
         self._filesystem = PerProcess(partial(_open_filesystem, url, self._options))
+        self._n_at_once = _BOTOCORE_CONNECTIONS
 
     def allow_requests(self, n_at_once: int) -> None:
-        """Let S3's client keep `n_at_once` connections, unless its options say how many; botocore's default is 10.
+        """Let S3's client keep at least `n_at_once` connections, unless its options say how many.
 
         Other clients bound them otherwise, if at all: gcsfs by aiohttp's 100.
         """
-        if n_at_once > _BOTOCORE_CONNECTIONS and self._is_s3:
+        if n_at_once > self._n_at_once and self._is_s3:
+            self._n_at_once = n_at_once
             settings = {"max_pool_connections": n_at_once, **self._options.get("config_kwargs", {})}
             options = {**self._options, "config_kwargs": settings}
             self._filesystem = PerProcess(partial(_open_filesystem, self._url, options))

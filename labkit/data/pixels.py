@@ -65,7 +65,7 @@ from labkit.data.labels import (
     sizes_of,
     warn_of_no_classes,
 )
-from labkit.data.remote import as_store
+from labkit.data.remote import as_store, reads_ahead
 from labkit.data.stores import Store
 from labkit.errors import (
     DecodeError,
@@ -555,9 +555,9 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
 def _load_images(store: Store, part: _Part) -> Iterator[np.ndarray]:
     """The part's images; those that cannot be read are left out, and named in an error after the last one."""
     failures = {}
-    for key in part.keys:
+    for key, read in zip(part.keys, reads_ahead(store, part.keys), strict=True):
         try:
-            yield shrink(decode(store.read(key), part.origin.decoder, key=key), part.origin.short_side)
+            yield shrink(decode(read(), part.origin.decoder, key=key), part.origin.short_side)
         except (DecodeError, KeyError, OSError) as error:
             failures[key] = format_error(error)
     if failures:

@@ -3,12 +3,25 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from labkit.data.blobs import MISSING, HttpClient, ObjectClient, is_http_url, is_url, refuse_storage_options
+import numpy as np
+
+from labkit.data.blobs import (
+    MISSING,
+    HttpClient,
+    ObjectClient,
+    allow_requests,
+    is_http_url,
+    is_url,
+    refuse_storage_options,
+)
 from labkit.data.sources import DatasetStore, MappingStore, ParquetStore, ShardStore, holds_shards
 from labkit.data.stores import FolderStore, ListedStore, Store
 from labkit.data.tar import TarStore
@@ -25,6 +38,7 @@ _SOURCES = (
 _HTTP_URL = "a URL, such as 'https://host/photos'"
 _FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name is a text, and no path
 _ALMOST_URL = re.compile(r"(https?|s3|gs|az|hf)[:/]|www\.", re.IGNORECASE)
+_READS_AHEAD = 32  # of a distant store that is read as a whole: 1,000 images/s from 30 ms away
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
@@ -214,11 +228,22 @@ class ObjectStore(ListedStore):
             pass
         raise MissingKeyError(f"{key!r} is not a file under {self.name}")
 
+    def sizes(self) -> np.ndarray:
+        """Bytes of each object, int64, in the order of `keys()`, from a new listing. Raises KeyError for a lost one."""
+        sizes = self._list()
+        if lost := next((key for key in self.keys() if key not in sizes), None):
+            raise MissingKeyError(f"{lost!r} is no longer under {self.name}: open the store again")
+        known = ((key, sizes[key]) for key in self.keys())
+        return np.array([len(self.read(key)) if size is None else size for key, size in known], np.int64)
+
     def _list_keys(self) -> list[str]:
+        return list(images_among(self._list(), self._ignore, self.name))
+
+    def _list(self) -> dict[str, int | None]:
+        """Names of all objects under the prefix, and their sizes, where the service tells them."""
         with self._client.open() as (filesystem, root):
-            paths = [path.removeprefix(root) for path in filesystem.find(root)]
-        keys = (path.removeprefix("/") for path in paths)
-        return list(images_among(keys, self._ignore, self.name))
+            found = filesystem.find(root, detail=True)
+        return {path.removeprefix(root).removeprefix("/"): about.get("size") for path, about in found.items()}
 
 
 def open_store(
@@ -311,6 +336,27 @@ def _why_unknown(place: str) -> str:
 def is_far(store: Any) -> bool:
     """Whether a store of labkit's reads over a network."""
     return isinstance(store, ListedStore) and is_url(store.name) and not store.name.startswith("file:")
+
+
+def reads_ahead(store: Store, keys: Sequence[str]) -> Iterator[Callable[[], bytes]]:
+    """For each key, in order, a function that returns its bytes or raises what `store.read` does.
+
+    A distant store is read by 32 requests at a time, since one after the other would mostly wait.
+    """
+    if not is_far(store):
+        yield from (partial(store.read, key) for key in keys)
+        return
+    allow_requests(store, _READS_AHEAD)
+    pool, coming = ThreadPoolExecutor(_READS_AHEAD, "labkit-reads"), deque[Future[bytes]]()
+    try:
+        for key in keys:
+            coming.append(pool.submit(store.read, key))
+            if len(coming) == _READS_AHEAD:
+                yield coming.popleft().result
+        while coming:
+            yield coming.popleft().result
+    finally:  # whoever stops reading waits for no more than what was asked for
+        pool.shutdown(cancel_futures=True)
 
 
 def as_store(source: Any) -> Store:

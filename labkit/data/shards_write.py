@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from labkit.data.labels import as_json, check_named, check_same_classes, chosen_keys, labels_of, sizes_of
-from labkit.data.remote import as_store
+from labkit.data.remote import as_store, reads_ahead
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int, require_local_path, require_seed
@@ -123,7 +123,8 @@ def write_shards(
     kind, texts = _label_texts(labels)
     sizes = sizes_of(store, keys)
     if sizes is None:
-        sizes = [len(store.read(key)) for key in progress_bar(keys, show=progress, desc="sizes", unit="image")]
+        shown = progress_bar(keys, show=progress, desc="sizes", unit="image")
+        sizes = [len(read()) for _, read in zip(shown, reads_ahead(store, keys), strict=True)]
     columns = zip(keys, member_names(keys), sizes, texts, strict=True)
     samples = [Sample(*column, LABEL_SUFFIXES[kind]) for column in columns]
     if seed is not None:
@@ -299,7 +300,7 @@ def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | 
     return row
 
 
-def _write_tar(path: Path, samples: Iterable[Sample], store: Store) -> None:
+def _write_tar(path: Path, samples: Sequence[Sample], store: Store) -> None:
     """Write images and labels in their order, and flush them to the disk.
 
     Raises:
@@ -307,8 +308,9 @@ def _write_tar(path: Path, samples: Iterable[Sample], store: Store) -> None:
     """
     with open(path, "wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:
-            for sample in samples:
-                data = store.read(sample.store_key)
+            reads = reads_ahead(store, [sample.store_key for sample in samples])
+            for sample, read in zip(samples, reads, strict=True):
+                data = read()
                 if len(data) != sample.n_bytes:
                     raise ArgumentError(
                         f"{sample.store_key} has {len(data)} bytes where {sample.n_bytes} were counted: something "

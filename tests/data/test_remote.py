@@ -9,15 +9,18 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 import fsspec
 import pytest
 
-from labkit import FolderStore, HttpStore, ObjectStore, TarStore, open_store
+from labkit import FolderStore, HttpStore, ObjectStore, PixelStore, TarStore, course, open_store, write_shards
 from labkit.course import SimulatedStore
+from labkit.data.remote import reads_ahead
 from labkit.data.simulated_disks import Disk
-from labkit.errors import TarError
+from labkit.data.stores import ListedStore
+from labkit.errors import StorageError, TarError
 from tests.image_files import KEYS, read_all
 from tests.scripted_server import Handler, ScriptedServer, cut, drop, noise, serve_script, stall, status
 from tests.serving import QuietFolder, serving
@@ -527,6 +530,94 @@ def test_an_object_of_which_too_much_or_too_little_comes_is_an_error(n_bytes):
     store = ObjectStore("failing://bucket", n_bytes=n_bytes)
     store.allow_requests(64)  # of which only S3's client is told
     assert store.read("a.jpg") == f"{{'n_bytes': {n_bytes}}}".encode()
+
+
+class ListingFilesystem(fsspec.AbstractFileSystem):
+    """An object store that tells the size of one of its two objects."""
+
+    protocol = "listing"
+    cachable = False
+
+    def find(self, path, **options):
+        return {f"{path}/a.jpg": {"size": 7}, f"{path}/b.jpg": {}} | (
+            {} if self.lost else {f"{path}/c.jpg": {"size": 9}}
+        )
+
+    def cat_file(self, path, start=None, end=None, **options):
+        return b"photo"
+
+    lost = False
+
+
+def test_the_sizes_of_objects_are_those_of_the_listing():
+    fsspec.register_implementation("listing", ListingFilesystem, clobber=True)
+    store = ObjectStore("listing://bucket")
+    assert store.sizes().tolist() == [7, 5, 9]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ListingFilesystem, "lost", True)
+        with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
+            store.sizes()
+
+
+# What is read as a whole.
+
+
+class Meeting(ListedStore):
+    """Answers when as many requests as it has images are there together; refuses one of them."""
+
+    def __init__(self, name, n_images):
+        super().__init__(name)
+        self._meeting, self._n_images = threading.Barrier(n_images, timeout=30), n_images
+
+    def _list_keys(self):
+        return [f"{number:02}.jpg" for number in range(self._n_images)]
+
+    def read(self, key):
+        self._meeting.wait()
+        if key == "03.jpg":
+            raise StorageError("03.jpg gave no answer")
+        return key.encode()
+
+
+def test_a_distant_store_is_read_ahead_and_in_order():
+    store = Meeting("s3://bucket/photos", 32)
+    read = dict(zip(store.keys(), reads_ahead(store, store.keys()), strict=True))
+    with pytest.raises(StorageError, match=r"03\.jpg gave no answer"):
+        read.pop("03.jpg")()
+    assert [(key, one()) for key, one in read.items()] == [(key, key.encode()) for key in read]
+
+
+def test_other_stores_are_read_when_asked():
+    store = Meeting("photos", 1)
+    [read] = reads_ahead(store, store.keys())
+    assert (store._meeting.n_waiting, read()) == (0, b"00.jpg")
+
+
+def test_who_stops_reading_waits_for_no_more():
+    asked = []
+
+    class Counting(Meeting):
+        def read(self, key):
+            asked.append(key)
+            return b""
+
+    store = Counting("s3://bucket/photos", 500)
+    with closing(reads_ahead(store, store.keys())) as reads:
+        next(reads)()
+    assert 1 <= len(asked) <= 32
+
+
+@pytest.mark.parametrize("pack", [write_shards, PixelStore.build])
+def test_what_is_packed_from_object_storage_is_what_is_packed_from_its_folder(tmp_path, photo_set, pack):
+    pytest.importorskip("s3fs")
+    made = []
+    with course.serve_s3({"photos": photo_set}) as options:
+        for name, store in {"near": FolderStore(photo_set), "far": ObjectStore("s3://photos", **options)}.items():
+            (tmp_path / name).mkdir()
+            pack(store, tmp_path / name / "made", num_workers=1, progress=False)
+            paths = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+            made.append({path.name: path.read_bytes() for path in paths})
+    assert made[0] == made[1] != {}
 
 
 def test_without_s3fs_its_extra_is_named(monkeypatch):

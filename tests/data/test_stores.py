@@ -90,7 +90,7 @@ def test_a_store_gives_the_images_of_its_folder(request, kind):
     assert len(store) == len(keys) >= 10
     assert isinstance(store, Store)
     assert not isinstance({}, Store)  # which has keys, too
-    assert isinstance(store, HasSizes) == (kind == "folder" or "tar" in kind)
+    assert isinstance(store, HasSizes) == (kind != "http")
     if isinstance(store, HasSizes):
         assert store.sizes().tolist() == list(map(len, contents))
         assert store.sizes().dtype == np.int64
