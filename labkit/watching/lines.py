@@ -72,6 +72,7 @@ class LineSampler:
         seconds: Of each stack so far, as far as it is not in the file. Those of a step count once it has ended.
         loader: Whose batches are made, or stepped with, from now on.
         loop: The code of the calls that ask for its batches, the outermost first: a step begins where both part.
+        cpu_s: Processor seconds of the sampling so far, which are not the program's.
     """
 
     def __init__(self, path: str | None = None):
@@ -79,7 +80,7 @@ class LineSampler:
         self._known: dict[Stack, int] = {}  # with their numbers in the file
         self._path, self._n_written = path, 0
         self._thread: tuple[int, threading.Thread] | None = None  # with the process, since a fork has none
-        self.loader, self.loop = -1, tuple[CodeType, ...]()
+        self.loader, self.loop, self.cpu_s = -1, tuple[CodeType, ...](), 0.0
         self._now: tuple[int, str, int, tuple[CodeType, ...], dict[Stack, float]] | None = None
         self._stepped = list[dict[Stack, float]]()  # of steps that have ended, and are not in `seconds` yet
         self._usual_s: float | None = None  # the switch interval of the process, while it is ours
@@ -149,7 +150,7 @@ class LineSampler:
 
     def _run(self) -> None:
         began_s = due_s = flushed_s = time.perf_counter()
-        spread = 0.0
+        spread = noted_s = 0.0
         while self._thread is not None and self._thread[1] is threading.current_thread():
             time.sleep(max(0.0, due_s - time.perf_counter()))
             now, now_s, was_due_s = self._now, time.perf_counter(), due_s
@@ -166,6 +167,8 @@ class LineSampler:
             if self._path and self.seconds and now_s - flushed_s > keep_s:
                 self._flush()
                 flushed_s = now_s
+            own_s = time.thread_time()
+            self.cpu_s, noted_s = self.cpu_s + own_s - noted_s, own_s
 
     def counted(self) -> dict[Stack, float]:
         """Seconds of each stack so far; may be called while the sampling goes on."""

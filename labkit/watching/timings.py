@@ -320,16 +320,16 @@ def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
         put, collate, indices = _Sink.put, self.collate_fn, possibly_batched_index
         if put is None or not isinstance(collate, _TimedCollate):
             return fetch(self, indices)
-        hand, noted, samples = _Sink.hand, None, b""
+        hand, lines, noted, samples = _Sink.hand, _Sink.lines, None, b""
         if type(indices).__module__ == _SEEDED:
             noted = indices.noted = hand.begin(list.copy(indices))  # taking them one by one would seed
         elif self._labkit_one_by_one and type(indices) is list:
             indices = _Indices(indices)
             noted = indices.noted = hand.begin(indices)
-        collate.seconds, queued_s, cpu_s = 0.0, run_queue_s(), time.process_time()
+        collate.seconds, queued_s, cpu_s = 0.0, run_queue_s(), time.process_time() - lines.cpu_s
         start_s = time.perf_counter()
         try:
-            data = _Sink.lines.making(fetch, self, indices)
+            data = lines.making(fetch, self, indices)
         finally:
             if noted is not None:
                 size = 2 * len(indices) + 1 if noted[1] != Hand.UNKNOWN else 0
@@ -338,7 +338,7 @@ def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
                 del indices.noted
         end_s = time.perf_counter()
         queued_s = run_queue_s() - queued_s
-        busy_s = time.process_time() - cpu_s + queued_s
+        busy_s = max(0.0, time.process_time() - lines.cpu_s - cpu_s) + queued_s
         timing = BatchTiming(start_s, end_s, busy_s, collate.seconds, self._labkit_epoch, queued_s)
         put(timing, samples)
         return data
