@@ -365,8 +365,16 @@ class ObjectClient:
                 raise PermissionError(f"{name}: there are no credentials; {remedy}") from None
             cause = redact(str(getattr(error, "strerror", None) or type(error).__name__))
             raise StorageError(
-                f"{name} gave no complete answer ({cause}): check the server and the network, then run again"
+                f"{name}{self._endpoint()} gave no complete answer ({cause}): check the server and the network, then "
+                "run again"
             ) from None  # the chained text may hold a whole URL
+
+    def _endpoint(self) -> str:
+        """The service that requests go to, if it is named: a variable that was set long ago is easily forgotten."""
+        variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as botocore looks for them
+        places = [self._options.get("endpoint_url"), *map(os.environ.get, variables)]
+        place = next(filter(None, places), None) if self._is_s3 else None
+        return f" at {strip_credentials(place)}" if place else ""
 
 
 def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:

@@ -229,7 +229,11 @@ class ObjectStore(ListedStore):
         raise MissingKeyError(f"{key!r} is not a file under {self.name}")
 
     def sizes(self) -> np.ndarray:
-        """Bytes of each object, int64, in the order of `keys()`, from a new listing. Raises KeyError for a lost one."""
+        """Bytes of each object, int64, in the order of `keys()`, as the service lists them.
+
+        Raises:
+            KeyError: an object is no longer there.
+        """
         sizes = self._list()
         if lost := next((key for key in self.keys() if key not in sizes), None):
             raise MissingKeyError(f"{lost!r} is no longer under {self.name}: open the store again")
@@ -341,7 +345,7 @@ def is_far(store: Any) -> bool:
 def reads_ahead(store: Store, keys: Sequence[str]) -> Iterator[Callable[[], bytes]]:
     """For each key, in order, a function that returns its bytes or raises what `store.read` does.
 
-    A distant store is read by 32 requests at a time, since one after the other would mostly wait.
+    A distant store is read with 32 requests at a time, since one after the other would mostly wait.
     """
     if not is_far(store):
         yield from (partial(store.read, key) for key in keys)

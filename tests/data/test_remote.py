@@ -3,6 +3,7 @@
 import logging
 import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -618,6 +619,25 @@ def test_what_is_packed_from_object_storage_is_what_is_packed_from_its_folder(tm
             paths = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
             made.append({path.name: path.read_bytes() for path in paths})
     assert made[0] == made[1] != {}
+
+
+@pytest.mark.parametrize("how", ["option", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_service_that_does_not_answer_is_named(monkeypatch, how):
+    pytest.importorskip("s3fs")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    options = {"config_kwargs": {"retries": {"max_attempts": 0}}, "key": "k", "secret": "s"}
+    if how == "option":
+        options["endpoint_url"] = url.replace("127", "me:hu5h@127")
+    else:
+        monkeypatch.setenv(how, url)
+    for call in (
+        ObjectStore("s3://bucket/a", **options).keys,
+        partial(ObjectStore("s3://bucket/a", **options).read, "b"),
+    ):
+        with pytest.raises(OSError, match=rf"^s3://bucket/a(/b)? at {url} gave no complete answer \(\w+\): check"):
+            call()
 
 
 def test_without_s3fs_its_extra_is_named(monkeypatch):
