@@ -27,6 +27,7 @@ from tests.timing import leave_memory_out
 
 EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
 LINKED = TEXTS | SYMPTOMS | {"symptoms": SYMPTOM_INDEX}
+OWN_TESTS = ("README", "projects", "frameworks")
 NAMES = {command.name or command.callback.__name__ for command in app.registered_commands}
 PLACES = {"FOLDER": "made", "SOURCE": "photos", "FILE": "made.pixels", "TABLE": "sizes.csv", "COUNT": "2"}
 [TRAIN] = [block.text for block in blocks(TEXTS["training"], "python") if "# train.py" in block.text]
@@ -202,13 +203,19 @@ class TestSnippets:
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(
-        "name", [name for name in TEXTS if name not in ("projects", "frameworks") and blocks(TEXTS[name], "python")]
+        "name", [name for name in TEXTS if name not in OWN_TESTS and blocks(TEXTS[name], "python")]
     )
     def test_the_blocks_of_a_page_run_in_their_order(self, name, place, request):
         if name == "storage":
             request.getfixturevalue("storages")
-        names = {"__name__": "__main__", "loader": DataLoader([1, 2, 3])}  # the reader's own, on the README
+        names = {"__name__": "__main__"}
         for block in blocks(TEXTS[name], "python"):
             code = compile("\n" * (block.line - 1) + block.text, f"{name}.md", "exec")
             exec(code, names)  # noqa: S102 - our own text
         assert "lk" in names
+
+    def test_the_lines_of_the_readme_replay_a_few_batches_for_an_epoch(self):
+        [block] = blocks(README, "python")
+        names = {"loader": DataLoader(range(20))}  # the reader's own
+        exec(block.text, names)  # noqa: S102 - our own text
+        assert [int(batch) for batch in names["loader"]] == [*range(8), *range(8), *range(4)]
