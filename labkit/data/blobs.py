@@ -347,8 +347,9 @@ class ObjectClient:
             yield filesystem, f"{path}/{key}" if key else path
         except (IsADirectoryError, ImportError):
             raise
-        except FileNotFoundError:
-            raise MissingFileError(f"{name} does not exist") from None
+        except FileNotFoundError as error:
+            no_bucket = ": there is no such bucket" if "specified bucket" in str(error) else ""  # as S3 words it
+            raise MissingFileError(f"{name} does not exist{no_bucket}") from None
         except ValueError as error:
             raise ArgumentError(redact(str(error))) from None
         except PermissionError as error:

@@ -10,6 +10,7 @@ import fcntl
 import functools
 import importlib.util
 import io
+import math
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.errors import CannotRun
 from labkit.util.redact import redact
+from labkit.watching.batches import rounded
 from labkit.watching.seen import FEW, Control, SeenLoader
 
 _SECRET = re.compile(
@@ -289,7 +291,7 @@ def _aligned(frame: Any) -> list[str]:
     """The rows of a table, below its header."""
     rows = [[*map(str, frame.columns)]]
     rows += [
-        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row]
+        [("-" if math.isnan(value) else rounded(value)) if isinstance(value, float) else str(value) for value in row]
         for row in frame.itertuples(index=False)  # not `values`: among numbers alone, whole ones would be floats
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

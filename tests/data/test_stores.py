@@ -289,8 +289,10 @@ def test_places_without_objects_are_named(s3):
     for store in (ObjectStore("s3://photos/no", **options), ObjectStore("memory://no/such")):
         with pytest.raises(FileNotFoundError, match=r"(photos/no|no/such) holds no image"):
             store.keys()
-    for place in ("no-such-bucket/set", "no-such-bucket/a.tar", "tars/no.tar"):
-        with pytest.raises(FileNotFoundError, match=rf"s3://{place} does not exist"):
+    for place, told in (
+        ("no-such-bucket/set", ": there is no such bucket$"), ("no-such-bucket/a.tar", ""), ("tars/no.tar", "$"),
+    ):  # fmt: skip
+        with pytest.raises(FileNotFoundError, match=rf"s3://{place} does not exist{told}"):
             open_store(f"s3://{place}", **options).keys()
     with pytest.raises(TarError, match=r"s3://tars/packed\.tar is compressed \(gzip\)"):
         TarStore("s3://tars/packed.tar", **options).keys()

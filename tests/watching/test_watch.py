@@ -223,6 +223,13 @@ class TestTheReport:
             shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
             assert replace(report, shares=shares).sentences[0].startswith(begin)
 
+    def test_writes_milliseconds_without_exponents_and_what_is_not_known_as_a_dash(self, report, capfd):
+        loaders = report.loaders.assign(wait_ms=1234.5, storage_ms=0.1234, ready=float("nan"))
+        Terminal().show(replace(report, loaders=loaders))
+        header, row = capfd.readouterr().err.splitlines()[-2:]
+        told = dict(zip(header.split()[-6:], row.split()[-6:], strict=True))
+        assert (told["wait_ms"], told["storage_ms"], told["ready"]) == ("1,234", "0.123", "-")
+
     def test_draws_its_costs_and_the_step_alone_and_leaves_no_figure(self, report):
         ax, rows, n_figures = plt.subplots()[1], {}, len(plt.get_fignums())
         assert report.plot(ax=ax) is ax
