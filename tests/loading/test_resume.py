@@ -277,6 +277,7 @@ ACTS = ["take", "take", "take", "look", "resume", "leave", "set", "tell", "retel
     ["take", "tell", "take", "take", "take", "leave", "retell", "take", "set", "resume", "take"], None, 4, False, 0
 )
 @example(["take", "take", "resume", "take", "take", "take", "take"], [5] * 14, 5, True, 4)
+@example(["set", "take", "resume", "set", "take", "set", "take"], None, 4, False, 0)
 @given(
     acts=strategies.lists(strategies.sampled_from(ACTS), max_size=25),
     order=strategies.one_of(strategies.none(), strategies.lists(strategies.integers(0, 11), min_size=1, max_size=15)),
@@ -297,9 +298,10 @@ def test_any_course_of_a_training_gives_the_samples_of_its_epochs(acts, order, b
 
     loader, running, epoch, n_taken = loader_of(**options), None, 0, 0
     left, told = None, False  # where an epoch was left; whether the sampler knows an epoch that the loader does not
+    resumed = None  # where it goes on, until a batch is taken: setting that epoch, as trainers do, keeps the place
     for act in acts:
         if act == "take":
-            running, left, told, expected = running or iter(loader), None, False, samples(epoch)
+            running, left, told, resumed, expected = running or iter(loader), None, False, None, samples(epoch)
             if n_taken == len(expected):
                 assert next(running, None) is None
                 running, epoch, n_taken = None, epoch + 1, 0
@@ -313,12 +315,12 @@ def test_any_course_of_a_training_gives_the_samples_of_its_epochs(acts, order, b
             loader.load_state_dict(state)
             epoch, n_taken = left or (epoch, n_taken)
             assert (state["epoch"], state["n_batches"]) == (epoch, n_taken)
-            left = None
+            left, resumed = None, (epoch, n_taken)
         elif act == "leave" and running:
             running, left, epoch, n_taken = None, (epoch, n_taken), epoch + 1, 0
         elif act == "set" and not told:
             loader.set_epoch(3)
-            running, left, epoch, n_taken = None, None, 3, 0
+            running, left, epoch, n_taken = None, None, 3, resumed[1] if resumed and resumed[0] == 3 else 0
         elif act in ("tell", "retell") and order is None and not n_taken:
             running, told, epoch = None, True, epoch if act == "retell" else 3
             loader.sampler.set_epoch(epoch)
