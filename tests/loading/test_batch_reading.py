@@ -86,8 +86,11 @@ else:
     def test_run_torch_in_one_thread_and_leave_its_threads_elsewhere(self, pictures):
         within, after, before = set(), [], torch.get_num_threads()
         torch.set_num_threads(3)
+        both, met = threading.Barrier(2), threading.local()  # neither thread is still to begin when torch is asked
 
         def read(key):
+            if not hasattr(met, "at"):
+                met.at = both.wait(timeout=LONGEST_S)
             within.add(torch.get_num_threads())
             return pictures.read(key)
 
