@@ -111,7 +111,7 @@ class Scale:
     batch_size: int
     rounds: int
     warmups: int = 1
-    budget_s: float = 3.0
+    budget_s: float = 2.5
     min_steady_s: float = 0.25
 
 
@@ -140,7 +140,7 @@ THOROUGH_VARIABLE = "LABKIT_THOROUGH"
 
 
 def is_thorough() -> bool:
-    """Whether all comparisons spend three budgets: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
+    """Whether all comparisons spend four budgets: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
     return bool(os.environ.get(THOROUGH_VARIABLE))
 
 

@@ -361,7 +361,7 @@ class TestTheEnd:
         assert (int((~frame["is_warmup"]).sum() / 2), frame["n_looks"].iloc[0]) == (n_rounds, n_looks)
 
     @pytest.mark.parametrize(
-        ("rung", "thorough", "n_rounds"), [(True, "", 5), (False, "", 3), (True, "1", 14), (False, "1", 14)]
+        ("rung", "thorough", "n_rounds"), [(True, "", 5), (False, "", 3), (True, "1", 16), (False, "1", 16)]
     )
     def test_of_side_comparisons_comes_early_unless_the_tour_is_thorough(self, rung, thorough, n_rounds, monkeypatch):
         monkeypatch.setenv("LABKIT_SCALE", "laptop")
