@@ -40,6 +40,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # is imported again by processes that are not forked.
 sys.modules["__main__"].__dict__.setdefault("__file__", children.__file__)
 
+# Workers that a fork server starts then import nothing slow; each spawned one would import torch again.
+multiprocessing.get_context("forkserver").set_forkserver_preload(["labkit.loading.torch_loader"])
+
 _MAX_PROCESSES = 4  # each loads torch
 
 

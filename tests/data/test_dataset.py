@@ -129,7 +129,7 @@ def unnamed_files() -> set[Path]:
     return {opened / name for name in os.listdir(opened) if "memfd:labkit" in os.path.realpath(opened / name)}
 
 
-@pytest.mark.parametrize(("num_workers", "method", "epochs"), [(0, None, 3), (2, None, 3), (2, "spawn", 1)])
+@pytest.mark.parametrize(("num_workers", "method", "epochs"), [(0, None, 3), (2, None, 3), (2, "forkserver", 1)])
 def test_what_is_skipped_is_left_out_and_noted_once(damaged, num_workers, method, epochs):
     before, whole = unnamed_files(), lk.decode(oracle_files()["rgb.png"])
     dataset = lk.ImageDataset(lk.FolderStore(damaged), on_error="skip")

@@ -155,9 +155,9 @@ def test_an_index_counts_from_either_end(store):
     assert len(list(store)) == 10
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_read_the_same_and_are_sent_no_pixels(store, method):
-    """The map is there before the fork; a spawned worker makes its own."""
+    """The map is there before the fork; a worker that is not forked from here makes its own."""
     crop = v2.CenterCrop(16)
     cropped = PixelStore(store.path, transform=crop)
     cropped.pixels(0)

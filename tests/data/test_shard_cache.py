@@ -436,7 +436,7 @@ def test_a_resume_in_mid_epoch_goes_on(shards, http, tmp_path, options):
         assert first + sums(resumed) == expected
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_open_connections_of_their_own(http, s3, expected, method):
     far = [lk.read_shards(http, reads_in_flight=3), lk.read_shards("s3://photos", storage_options=s3)]
     both = ChainDataset(far)

@@ -143,7 +143,7 @@ def test_every_shard_has_one_reader(forty, world_size, num_workers):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize(("method", "num_workers"), [(None, 0), ("fork", 3), ("spawn", 2)])
+@pytest.mark.parametrize(("method", "num_workers"), [(None, 0), ("fork", 3), ("forkserver", 2)])
 def test_every_sample_comes_once_an_epoch_in_an_order_of_its_own(forty, method, num_workers):
     dataset = lk.read_shards(forty, shuffle=True, shuffle_buffer=5)
     options = {"multiprocessing_context": method, "persistent_workers": True} if num_workers else {}

@@ -206,7 +206,7 @@ def first_reads(files: SimulatedStore, members: SimulatedStore) -> tuple[int, fl
     return n_read, once - start, members.busy_s - once
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_all_processes_share_a_head_and_each_opens_its_own_files(folder, tar, start_method):
     files, members = dry(FolderStore(folder)), dry(TarStore(tar), SEEKS)
     first, later = pytest.approx(seconds(2, 0, SEEKS)), pytest.approx(seconds(1, 0, SEEKS))

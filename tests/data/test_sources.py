@@ -78,9 +78,9 @@ class TestEverySource:
                 assert repr(key) in str(failure.value)
 
     @pytest.mark.parametrize("num_workers", [0, 2])
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.parametrize("method", ["fork", "forkserver"])
     def test_gives_data_sets_their_images_and_labels(self, source, num_workers, method):
-        if num_workers == 0 and method == "spawn":
+        if num_workers == 0 and method == "forkserver":
             pytest.skip("there is nothing to start")
         dataset = lk.ImageDataset(source, decoder="pil")
         options = {"start_method": method, "oversubscribe": True} if num_workers else {}

@@ -122,7 +122,7 @@ def read_first(stores: list[Store]) -> list[list[bytes]]:
     return [[store.read(key) for key in store.keys()[:6]] for store in stores]
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_a_store_works_in_other_processes(request, start_method):
     """Used before, or for the first time there; what was open before a fork is left to the parent."""
     used = ["tar", "http", "http tar", "s3", "s3 tar"]
@@ -149,7 +149,7 @@ def test_a_fork_collects_no_filesystem_of_its_parent(s3):
     assert store.read("dog/d.WebP") == data
 
 
-@pytest.mark.parametrize(("num_workers", "start_method"), [(1, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("num_workers", "start_method"), [(1, "fork"), (2, "forkserver")])
 def test_a_loader_reads_from_any_store(tmp_path, server, s3, num_workers, start_method):
     """Workers inherit the connections of a store that was used before, and must leave them alone."""
     images = {f"{'ab'[number % 2]}/{number}.png": encoded(Image.new("L", (5, 4), number), "PNG") for number in range(4)}

@@ -126,12 +126,12 @@ WORKERS = {
     "none": {},
     "two": {"num_workers": 2, "multiprocessing_context": "fork"},
     "two that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "from a server": {"num_workers": 2, "multiprocessing_context": "forkserver"},
 }  # fmt: skip
 every_kind_of_workers = pytest.mark.parametrize(
     "options",
     [
-        pytest.param(options, id=name, marks=pytest.mark.exhaustive if "spawned" in name else ())
+        pytest.param(options, id=name, marks=pytest.mark.exhaustive if "server" in name else ())
         for name, options in WORKERS.items()
     ],
 )

@@ -261,7 +261,7 @@ def pid_and_noise() -> tuple[int, float]:
     return os.getpid(), random.SystemRandom().random()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 @pytest.mark.parametrize("kind", [Lazy, PerProcess])
 def test_a_value_is_made_once_and_forks_keep_it_unless_each_process_makes_its_own(kind, start_method):
     def in_child() -> int:

@@ -337,7 +337,7 @@ class TestASampler:
         assert (step.part, step.what) == (STEP, inspect.currentframe().f_code.co_name)
         assert not timings.line_sampler().runs
 
-    @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
+    @pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.exhaustive)])
     def test_finds_those_of_workers(self, start_method):
         with lk.watch() as watched:
             list(DataLoader(Photos(), 2, num_workers=1, multiprocessing_context=start_method))

@@ -310,7 +310,7 @@ def more_threads(worker):
     torch.set_num_threads(3)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_tell_their_threads(method):
     data = TensorDataset(torch.zeros(40, 4))
     options = {"num_workers": 2, "multiprocessing_context": method}
