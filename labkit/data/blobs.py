@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 MISSING = (404, 410)  # statuses of HTTP
 
-_BLOCK_BYTES = 1 << 20  # read at a time; one request fetches the headers of many small members of a tar
 _MAX_WAIT_S = 10  # between two attempts, whatever the server asks for
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, *range(500, 600)}) - {501}  # a method that the server lacks
 _BOTOCORE_CONNECTIONS = 10  # botocore.endpoint.MAX_POOL_CONNECTIONS
@@ -136,12 +135,9 @@ class _OpenFile:
         weakref.finalize(self, os.close, self.descriptor)
 
 
-def open_buffered(blob: Blob) -> io.BufferedReader:
-    """A remote blob as a seekable file that fetches one megabyte at a time."""
-    return io.BufferedReader(_BlobFile(blob), _BLOCK_BYTES)
+class BlobFile(io.RawIOBase):
+    """A remote blob as a seekable file."""
 
-
-class _BlobFile(io.RawIOBase):
     def __init__(self, blob: Blob):
         self._blob, self._size, self._position = blob, blob.fingerprint()[0], 0
 

@@ -285,21 +285,18 @@ def open_store(
     """
     columns = {"image_column": image_column, "label_column": label_column}
     given = {name: value for name, value in columns.items() if value is not None}
+    refuse_storage_options(source if isinstance(source, str | os.PathLike) else "", storage_options)
     if hasattr(source, "cast_column") and not isinstance(source, type):
-        refuse_storage_options("", storage_options)
         return DatasetStore(source, ignore=ignore, **given)
     if isinstance(source, str | os.PathLike) and os.fspath(source).lower().endswith(".parquet") and not is_url(source):
-        refuse_storage_options("", storage_options)
         return ParquetStore(source, ignore=ignore, **given)
     if given:
         raise WrongTypeError(
             f"{', '.join(given)} is for a Hugging Face Dataset or a Parquet file, got {kind_of(source)}"
         )
     if isinstance(source, Mapping):
-        refuse_storage_options("", storage_options)
         return MappingStore(source, ignore=ignore)
     place = require_path("the place", source, what=_SOURCES)
-    refuse_storage_options(place, storage_options)
     if os.path.isdir(place):
         return ShardStore(place, ignore=ignore) if holds_shards(place) else FolderStore(place, ignore=ignore)
     is_far, is_readable = is_url(place), os.path.isfile(place)

@@ -149,10 +149,6 @@ class EpochOrder:
         self.crc32 = zlib.crc32(json.dumps([names, list(self.shards.n_samples.values()), settings]).encode())
         self._counts: dict[str, int] = {}  # samples of shards, as far as they had to be known
 
-    def share(self, reader: ReaderRank) -> int | None:
-        """Samples that a reader gives in an epoch; None without a limit."""
-        return None if self.samples_per_rank is None else reader.share(self.samples_per_rank)
-
     def samples(self, reader: ReaderRank, epoch: int, n_read: int = 0) -> Iterator[dict[str, Any]]:
         """A reader's samples of an epoch, after the first `n_read`."""
         seed = f"{self.seed} {epoch} {tuple(reader)}"
@@ -479,7 +475,8 @@ class ShardDataset(IterableDataset):
             warnings.warn(said, ShardWarning, stacklevel=3)
 
     def _items(self, reader: ReaderRank, progress: Progress) -> Iterator[tuple[Any, ...]]:
-        share = self.order.share(reader)
+        limit = self.order.samples_per_rank
+        share = None if limit is None else reader.share(limit)
         while share is None or progress.n_given < share:
             # In a second round, samples of this epoch come again, in place of those that were skipped.
             n_read = progress.n_read % share if share else progress.n_read

@@ -494,9 +494,13 @@ class ShardStore(ListedStore):
             rows = {name: row for row, name in enumerate(index.names)}
             images = list(images_among(rows, self._ignore, str(tar.path)))
             keys += images
-            samples = [folder + slash + name.partition(".")[0] for folder, slash, name in map(_split, images)]
-            of_labels = [[rows.get(sample + suffix, -1) for suffix in _LABELS] for sample in samples]
-            parts.append(_places(index, number, [rows[image] for image in images], of_labels))
+            parted = (image.rpartition("/") for image in images)
+            stems = [folder + slash + name.partition(".")[0] for folder, slash, name in parted]
+            of_labels = np.array([[rows.get(stem + suffix, -1) for suffix in _LABELS] for stem in stems], np.int64)
+            of_labels = of_labels.reshape(len(images), len(_LABELS))
+            own = [rows[image] for image in images]
+            places = np.stack([np.where(of_labels < 0, -1, index.offsets[of_labels]), index.sizes[of_labels]], axis=-1)
+            parts.append((np.full(len(images), number), index.offsets[own], index.sizes[own], places))
         tar_of, offsets, sizes, labels = map(np.concatenate, zip(*parts, strict=True))
         found = [suffix for number, suffix in enumerate(_LABELS) if (labels[:, number, 0] >= 0).any()]
         self._suffix = next(iter(found), None)
@@ -519,18 +523,6 @@ class ShardStore(ListedStore):
 
 
 _LABELS: dict[str, Callable[[bytes], Any]] = {".cls": int, ".txt": bytes.decode, ".json": json.loads}
-
-
-def _split(key: str) -> tuple[str, str, str]:
-    return key.rpartition("/")
-
-
-def _places(index: TarIndex, number: int, rows: list[int], of_labels: list[list[int]]) -> tuple[np.ndarray, ...]:
-    """Of the images of a tar: its number, their offsets and sizes, and offset and size of each kind of label."""
-    labels = np.array(of_labels, np.int64).reshape(len(rows), len(_LABELS))
-    offsets = np.where(labels < 0, -1, index.offsets[labels])
-    places = np.stack([offsets, index.sizes[labels]], axis=-1)
-    return np.full(len(rows), number), index.offsets[rows], index.sizes[rows], places
 
 
 class _Tar(NamedTuple):

@@ -27,13 +27,13 @@ import numpy as np
 
 from labkit.data.blobs import (
     Blob,
+    BlobFile,
     Extent,
     LocalBlob,
     allow_requests,
     evict,
     is_url,
     open_blob,
-    open_buffered,
     refuse_storage_options,
 )
 from labkit.data.stores import ListedStore
@@ -233,7 +233,8 @@ def build_index(blob: Blob) -> TarIndex:
     links: dict[str, str] = {}  # symbolic link -> the name that it leads to
     offset, last = 0, ""  # of the next header; the member before it
     with (
-        open(blob.name, "rb", 0) if isinstance(blob, LocalBlob) else open_buffered(blob) as file,
+        # One request fetches the headers of many small members.
+        open(blob.name, "rb", 0) if isinstance(blob, LocalBlob) else io.BufferedReader(BlobFile(blob), 1 << 20) as file,
         reading(blob.name, lambda: last),
     ):
         if program := find_compression(file.read(_BLOCK)):
