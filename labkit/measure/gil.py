@@ -41,7 +41,10 @@ def gil_us_per_image(factory: Factory, *, seconds: float = 4.0) -> float:
 
     Source: py-spy's `--gil`, https://github.com/benfred/py-spy.
     """
-    program, seconds = find_sampler(), math.ceil(seconds)
+    seconds = math.ceil(seconds)
+    program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if program is None:
+        raise GilError(f"py-spy is missing: {install_command('peers')}")
     sum(map(count_images, factory()))  # starts workers and threads
     images_per_s = _rate(factory, lambda elapsed_s: elapsed_s < seconds / 2)
     with tempfile.TemporaryDirectory(prefix="labkit-gil-") as folder:
@@ -65,14 +68,6 @@ def _rate(factory: Factory, goes_on: Callable[[float], bool]) -> float:
     while goes_on(time.perf_counter() - begin):
         n_images += sum(map(count_images, factory()))
     return n_images / (time.perf_counter() - begin)
-
-
-def find_sampler() -> str:
-    """The path of py-spy: in the folder of this Python, or on the PATH. Raises GilError if it is missing."""
-    program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    if program is None:
-        raise GilError(f"py-spy is missing: {install_command('peers')}")
-    return program
 
 
 @contextmanager

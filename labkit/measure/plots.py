@@ -241,11 +241,9 @@ def plot_stalls(data: pd.DataFrame, *, ax: Axes | None = None, title: str = "") 
     name_rows(ax, table.index)
     ax.set(xlabel="seconds", xlim=(0, 1.05 * left.max() or None))
     put_legend_below(ax, columns=4)
-    longest, shortest = totals.idxmax(), totals.idxmin()
+    longest = totals.idxmax()
     stages = table.loc[longest]
     told = f"{longest}: {stages.idxmax()} {stages.max() / (totals.max() or 1):.0%} of the time"
-    if longest != shortest and totals.min() > 0:
-        told += f"; {format_ratio(totals.max() / totals.min())} times as long as {shortest}"
     write_title(ax, title or told)
     return ax
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
+from operator import length_hint
 from typing import Any
 
 import pandas as pd
@@ -20,7 +21,7 @@ from labkit.errors import ArgumentError, WrongTypeError
 from labkit.measure.usage import CoreTime, core_time, excluded_cpu_s, tree_usage
 from labkit.util.arguments import require_callable, require_int, require_iterable
 from labkit.util.process import end_workers
-from labkit.util.tensor_trees import iter_tensors, map_tensors, move_tensors
+from labkit.util.tensor_trees import map_tensors, move_tensors
 
 _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
 
@@ -140,13 +141,9 @@ def repeating(iterable: Any, is_wanted: Callable[[], bool]) -> Iterator[int | No
         yield None
         return
     sampler = vars(loader)[name]
-    try:
-        per_pass = len(sampler)
-    except TypeError:  # a sampler without a length
-        per_pass = 0
     _put_sampler(loader, name, _RepeatedSampler(sampler, is_wanted))
     try:
-        yield per_pass
+        yield length_hint(sampler)  # 0 for a sampler without a length
     finally:
         _put_sampler(loader, name, sampler)
 
@@ -463,8 +460,3 @@ def fresh(batch: Any, *, whole: bool = False) -> Any:
         whole: Copy its tensors too, for a step that writes into them.
     """
     return map_tensors(batch, lambda tensor: tensor.clone() if whole else tensor)
-
-
-def versions(batches: Any) -> list[int]:
-    """How often each tensor was written to, as counted by torch."""
-    return [tensor._version for tensor in iter_tensors(batches) if not tensor.is_inference()]

@@ -90,10 +90,10 @@ class _Served:
         self._memory.now()
         self._run.take_rest()
         usage, cores = tree_usage(), core_time() - self._cores
-        figures = self._run.timing.columns(usage.cpu_s - self._usage.cpu_s, cores)
+        figures = self._run.columns(usage.cpu_s - self._usage.cpu_s, cores)
         figures["peak_mem_mb"] = self._memory.end()
         figures["page_cache"] = page_cache_state(self._usage.read_bytes, usage.read_bytes)
-        return self._run.timing.n_images - self._n_first, figures
+        return self._run.n_images - self._n_first, figures
 
 
 if __name__ == "__main__":
@@ -107,11 +107,17 @@ _EXIT_TIMEOUT_S = 10.0
 
 
 class Host(AbstractContextManager):
-    """A loader in its own process, which ends with the context."""
+    """A loader in its own process, which ends with the context.
+
+    As a variant of `compare`, iterating it is a run, and yields the number of images in the first batch and the rest.
+    Then it has what `compare` takes from a loader that reports its own figures, see `labkit.peers.run`: the costs are
+    those of the host's own process tree.
+    """
 
     def __init__(self, peer: Peer, work: Work, *, timeout_s: float):
         import cloudpickle  # a loader may be defined in a notebook
 
+        self.peer, self.batch_size, self.num_workers = peer, work.batch_size, work.num_workers
         self._timeout_s = timeout_s
         self._pipe, child_pipe = Pipe()
         self._folder = tempfile.mkdtemp(prefix="labkit-peer-")  # for what killed workers leave behind
@@ -154,6 +160,17 @@ class Host(AbstractContextManager):
             raise HostError(value)
         return value
 
+    def __iter__(self) -> Iterator[int]:
+        self.ask("start")
+        return self._count_images()
+
+    def _count_images(self) -> Iterator[int]:
+        yield self.ask("take_first")
+        n_rest, figures = self.ask("take_rest")
+        vars(self).update(figures)
+        if n_rest:
+            yield n_rest
+
     def hang_up(self) -> None:
         """Let the process end, without waiting for it."""
         self._pipe.close()
@@ -168,26 +185,3 @@ class Host(AbstractContextManager):
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
         excluded_pids.discard(self._process.pid)
-
-
-class HostedLoader:
-    """A run of a hosted loader, for `compare`. Iterating yields the number of images in the first batch and the rest.
-
-    Then it has what `compare` takes from a loader that reports its own figures, see `labkit.peers.run`: the costs are
-    those of the host's own process tree.
-    """
-
-    def __init__(self, host: Host, work: Work):
-        self.batch_size, self.num_workers = work.batch_size, work.num_workers
-        self._host = host
-
-    def __iter__(self) -> Iterator[int]:
-        self._host.ask("start")
-        return self._count_images()
-
-    def _count_images(self) -> Iterator[int]:
-        yield self._host.ask("take_first")
-        n_rest, figures = self._host.ask("take_rest")
-        vars(self).update(figures)
-        if n_rest:
-            yield n_rest

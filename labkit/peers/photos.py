@@ -20,7 +20,7 @@ from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore
 from labkit.data.tiles import tile_jpegs
 from labkit.errors import ArgumentError, DecodeError
-from labkit.peers.peer import CLASSES, PROFILES, PeerClass, Work
+from labkit.peers.peer import CLASSES, Work
 from labkit.util.arguments import require_choice, require_int, require_local_path
 from labkit.util.files import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, walk, write_atomic
 from labkit.util.machine import labkit_home, scale, usable_cores
@@ -40,23 +40,12 @@ _QUALITY = 90  # of photos that are made small
 _MIN_STEADY_S = {"ci": 0.05, "laptop": 1.0, "gpu": 1.0}
 
 
-def choose_class(profile: str, peer_class: str | None) -> tuple[str, PeerClass]:
-    """Name and class of what is compared; arguments as in `compare_peers`."""
-    require_choice("profile", profile, PROFILES)
-    name = require_choice("peer_class", peer_class or profile, CLASSES)
-    if profile not in ("imagenet", CLASSES[name].profile):
-        raise ArgumentError(f"profile={profile!r} and peer_class={peer_class!r} exclude each other: pass one of them")
-    return name, CLASSES[name]
-
-
-def make_work(
-    profile: str = "imagenet", *, peer_class: str | None = None, n_photos: int | None = None, progress: bool = True
-) -> Work:
-    """Make the photos of a profile or a class that are missing, and return the work to do on them.
+def make_work(peer_class: str = "imagenet", *, n_photos: int | None = None, progress: bool = True) -> Work:
+    """Make the photos of a class that are missing, and return the work to do on them.
 
     Arguments as in `compare_peers`.
     """
-    _, chosen = choose_class(profile, peer_class)
+    chosen = CLASSES[require_choice("peer_class", peer_class, CLASSES)]
     default = _N_PHOTOS[chosen.profile][scale().name]
     n_photos = require_int("n_photos", default if n_photos is None else n_photos)
     folder, name = labkit_home() / "photos", f"{chosen.profile}-{n_photos}"

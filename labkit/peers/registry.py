@@ -4,9 +4,8 @@ import importlib
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -15,10 +14,11 @@ from labkit.measure.compare import DifferentWorkWarning, compare
 from labkit.measure.frames import MEASURE_VERSION
 from labkit.peers.adapters.own import DATALOADER, LIMITS, NAIVE, OWN
 from labkit.peers.check import check_peer, make_pictures
-from labkit.peers.host import TIMEOUT_S, Host, HostedLoader
-from labkit.peers.peer import JPEG_FILES, OWN_PHOTOS, Peer, PeerClass, Work, missing_modules
-from labkit.peers.photos import OwnPhotos, choose_class, make_work, sample_photos
+from labkit.peers.host import TIMEOUT_S, Host
+from labkit.peers.peer import CLASSES, JPEG_FILES, OWN_PHOTOS, Peer, PeerClass, Work, missing_modules
+from labkit.peers.photos import OwnPhotos, make_work, sample_photos
 from labkit.peers.ranking import peer_table, plot_peers
+from labkit.util.arguments import require_choice
 from labkit.util.files import ScratchFolder
 from labkit.util.machine import scale, usable_cores
 from labkit.util.process import progress_bar
@@ -44,16 +44,9 @@ _STEADY_SHARE = 3 / 4  # of an epoch, see `labkit.peers.run`
 _BATCHES_A_WORKER = 4  # in an epoch: a queue settles in the first
 
 
-class _PeerRun(NamedTuple):
-    kind: str  # "peer", "labkit", "dataloader", "baseline" or "limit"
-    peer: Peer
-    host: Host
-
-
 def compare_peers(
-    profile: str = "imagenet",
+    peer_class: str = "imagenet",
     *,
-    peer_class: str | None = None,
     only: Sequence[str] = (),
     n_photos: int | None = None,
     rounds: int | None = None,
@@ -68,8 +61,7 @@ def compare_peers(
     that fails, crashes or hangs is left out and reported; the others go on.
 
     Args:
-        profile: Photos: `"imagenet"` or `"camera"`. All that read them and deliver bytes take part.
-        peer_class: One of `CLASSES` instead, such as `"jpeg-float32"`.
+        peer_class: One of `CLASSES`, such as `"jpeg-float32"`.
         only: Names of `PEERS`; default: all. labkit's rows and the limits always run.
         n_photos: Default: by scale; 16 batches of 64 in an epoch, of camera photos 6.
         rounds: As for `compare`.
@@ -78,18 +70,17 @@ def compare_peers(
 
     Returns:
         Runs as `compare` returns them, with the factors `kind` (`peer`, `labkit`, `dataloader` for `make_loader`,
-        `baseline`, `limit`), `source`, `antialias`, `decoded_at`, `dtype`, `profile`, `peer_class`, `version` and
+        `baseline`, `limit`), `source`, `antialias`, `decoded_at`, `dtype`, `peer_class`, `version` and
         `differs` (`Peer.note`); timed as `labkit.peers.run` says. `left_out(frame)` lists the others, with reasons.
 
-    Raises: ValueError (unknown profile, class or name; lists the accepted ones), HostError (the baseline does not run).
+    Raises: ValueError (unknown class or name; lists the accepted ones), HostError (the baseline does not run).
     Taught in: notebooks/13_peers.ipynb
     """
-    name, in_class = choose_class(profile, peer_class)
+    in_class = CLASSES[require_choice("peer_class", peer_class, CLASSES)]
     chosen, omitted = _choose_installed(PEERS.values() if peers is None else peers, only, in_class)
-    work = make_work(profile, peer_class=peer_class, n_photos=n_photos, progress=progress)
+    work = make_work(peer_class, n_photos=n_photos, progress=progress)
     loaders = {"baseline": [NAIVE], **_admitted(in_class, chosen)}
-    factors = {"profile": in_class.profile, "peer_class": name}
-    return _compare(loaders, omitted, work, factors, TIMEOUT_S, progress, rounds=rounds)
+    return _compare(loaders, omitted, work, peer_class, TIMEOUT_S, progress, rounds=rounds)
 
 
 def compare_own(
@@ -112,9 +103,8 @@ def compare_own(
             rounds = max(_MIN_ROUNDS, round(_N_EPOCHS * run_s / epoch_s) - 2)
         batch_size = min(64, max(1, photos.n_names // (_BATCHES_A_WORKER * usable_cores())))
         work = Work(scratch / "photos", scratch, batch_size=batch_size, min_steady_s=_STEADY_SHARE * run_s)
-        factors = {"profile": "own", "peer_class": "own"}
         options = {"rounds": rounds, "budget_s": budget_s}
-        return _compare(loaders, omitted, work, factors, _OWN_TIMEOUT_S, True, **options), photos
+        return _compare(loaders, omitted, work, "own", _OWN_TIMEOUT_S, True, **options), photos
 
 
 def _choose_installed(
@@ -147,7 +137,7 @@ def _compare(
     by_kind: dict[str, list[Peer]],
     omitted: dict[str, tuple[str, str]],
     work: Work,
-    factors: dict[str, Any],
+    peer_class: str,
     timeout_s: float,
     progress: bool,
     **options: Any,
@@ -155,41 +145,42 @@ def _compare(
     """Check and time loaders, which come by their kind, the baseline first; `options` are those of `compare`."""
     make_pictures(work)  # before several hosts need them at once
     with ExitStack() as stack:
-        rows = {
-            peer.name: _PeerRun(kind, peer, stack.enter_context(Host(peer, work, timeout_s=timeout_s)))
-            for kind, of_kind in by_kind.items()
+        kinds = {peer.name: kind for kind, of_kind in by_kind.items() for peer in of_kind}
+        hosts = {
+            peer.name: stack.enter_context(Host(peer, work, timeout_s=timeout_s))
+            for of_kind in by_kind.values()
             for peer in of_kind
         }
-        for row in rows.values():
-            stack.callback(row.host.hang_up)  # all at once, before waiting for each
-        baseline = next(iter(rows))
+        for host in hosts.values():
+            stack.callback(host.hang_up)  # all at once, before waiting for each
+        baseline = next(iter(hosts))
 
         def leave_out(name: str, error: BaseException) -> None:
             if name == baseline:
                 raise HostError(f"{name}, which all others are compared with, does not run: {error}") from error
-            rows.pop(name).host.close()
+            hosts.pop(name).close()
             omitted[name] = ("broke", str(error))
 
         # One after another: some share a format, and each uses all cores. Of two checks at once, each takes several
         # times as long, since OpenMP threads spin while they wait for each other.
-        with progress_bar(show=progress, total=2 * len(rows), desc="peers: prepare, check", unit="step") as bar:
+        with progress_bar(show=progress, total=2 * len(hosts), desc="peers: prepare, check", unit="step") as bar:
             for command in ("prepare", "check"):
-                for name, row in list(rows.items()):
+                for name, host in list(hosts.items()):
                     try:
-                        if command == "prepare" or row.kind != "limit":
-                            row.host.ask(command)
+                        if command == "prepare" or kinds[name] != "limit":
+                            host.ask(command)
                     except HostError as error:
                         leave_out(name, error)
                     bar.update()
         while True:  # if one breaks, start over without it, so that all share every round
             columns = {
-                **factors,
-                "kind": {name: row.kind for name, row in rows.items()},
-                "source": {name: row.peer.source for name, row in rows.items()},
-                "antialias": {name: row.peer.antialias for name, row in rows.items()},
-                "decoded_at": {name: row.peer.decoded_at for name, row in rows.items()},
-                "version": {name: row.peer.version for name, row in rows.items()},
-                "differs": {name: row.peer.note for name, row in rows.items()},
+                "peer_class": peer_class,
+                "kind": kinds,
+                "source": {name: host.peer.source for name, host in hosts.items()},
+                "antialias": {name: host.peer.antialias for name, host in hosts.items()},
+                "decoded_at": {name: host.peer.decoded_at for name, host in hosts.items()},
+                "version": {name: host.peer.version for name, host in hosts.items()},
+                "differs": {name: host.peer.note for name, host in hosts.items()},
                 "dtype": work.dtype,
                 "storage": "folder",
                 "measure": MEASURE_VERSION,
@@ -197,14 +188,14 @@ def _compare(
             try:
                 with warnings.catch_warnings(action="ignore", category=DifferentWorkWarning):
                     frame = compare(
-                        {name: partial(HostedLoader, row.host, work) for name, row in rows.items()},
+                        {name: lambda host=host: host for name, host in hosts.items()},  # type: ignore[misc]
                         baseline=baseline, rung=False, verdicts=False, factors=columns, progress=progress, **options,
                     )  # fmt: skip
             except VariantError as error:
                 leave_out(error.label, error.__cause__ or error)
             else:
                 break
-        restarting = [name for name, row in rows.items() if row.peer.restarts]
+        restarting = [name for name, host in hosts.items() if host.peer.restarts]
     frame.loc[frame["variant"].isin(restarting), "cpu_s"] = float("nan")
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame

@@ -9,7 +9,6 @@ beforehand. A host imports this module and its loader's, and no more: there are 
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from labkit.data.stores import FolderStore
@@ -26,36 +25,6 @@ _MAX_SHARE = 4  # a run lasts at most about this many times `Work.min_steady_s`,
 _n_epochs: dict[str, int] = {}
 
 
-@dataclass
-class Timing:
-    """What was read of a loader: all of it, and the steady parts of its epochs."""
-
-    n_images: int = 0
-    whole_s: float = 0.0
-    n_steady_batches: int = 0
-    n_steady_images: int = 0
-    steady_s: float = 0.0
-
-    def columns(self, cpu_s: float, cores: CoreTime) -> dict[str, Any]:
-        """What `compare` takes as the run's figures. The arguments are of the whole run, the loader's and all cores'.
-
-        Of them the steady states get their share of the images: reading them at each border would let queues fill.
-        """
-        is_steady = self.n_steady_images > 0
-        n_images, seconds = (self.n_steady_images, self.steady_s) if is_steady else (self.n_images, self.whole_s)
-        share = n_images / self.n_images
-        return {
-            "images_per_s": n_images / seconds if seconds > 0 else float("inf"),
-            "steady_s": self.steady_s,
-            "n_steady_batches": self.n_steady_batches,
-            "n_steady_images": self.n_steady_images,
-            "is_steady": is_steady,
-            "cpu_s": cpu_s * share,
-            "steal_s": cores.stolen_s * share,
-            "others_cpu_s": max(0.0, cores.busy_s - cpu_s) * share,
-        }
-
-
 class PeerRun:
     """A run in progress: `start`, then `take_first`, then `take_rest`.
 
@@ -69,19 +38,20 @@ class PeerRun:
         n_photos, one_round = len(FolderStore(work.root).paths()), work.batch_size * max(1, work.num_workers)
         # Whole rounds: workers that begin together deliver together.
         self._n_settling = math.ceil(max(_SETTLING_SHARE * n_photos, one_round) / one_round) * one_round
-        self.timing, self._n_epoch_images = Timing(), 0
         self._batches: Iterator[Any] = iter(())
+        self.n_images = self.n_steady_batches = self.n_steady_images = 0
+        self._whole_s = self._steady_s = 0.0
 
     def start(self) -> None:
         """Begin an epoch: what a loader does before it waits for its first batch is start-up."""
-        self._batches, self._n_epoch_images = iter(self._peer.loader(self._work)), 0
+        self._batches, self._n_before = iter(self._peer.loader(self._work)), self.n_images
 
     def take_first(self) -> int:
         """Wait for the first batch; returns its images, 0 if there is none."""
         begin = self._clock()
         self._take()
-        self.timing.whole_s += self._clock() - begin
-        return self.timing.n_images
+        self._whole_s += self._clock() - begin
+        return self.n_images
 
     def take_rest(self) -> None:
         """Read to the end of the epoch, and of as many more as the loader's first run plans by its second epoch."""
@@ -92,23 +62,42 @@ class PeerRun:
                 self.start()
                 self._finish_epoch()
         else:
-            second, steady_before_s = self._clock(), self.timing.steady_s
+            second, steady_before_s = self._clock(), self._steady_s
             self.start()
             self._finish_epoch()
-            seconds = max(self.timing.steady_s - steady_before_s, (self._clock() - second) / _MAX_SHARE, 1e-6)
+            seconds = max(self._steady_s - steady_before_s, (self._clock() - second) / _MAX_SHARE, 1e-6)
             _n_epochs[self._peer.name] = max(1, math.ceil(self._work.min_steady_s / seconds))
-        self.timing.whole_s += self._clock() - begin
+        self._whole_s += self._clock() - begin
+
+    def columns(self, cpu_s: float, cores: CoreTime) -> dict[str, Any]:
+        """What `compare` takes as the run's figures. The arguments are of the whole run, the loader's and all cores'.
+
+        Of them the steady states get their share of the images: reading them at each border would let queues fill.
+        """
+        is_steady = self.n_steady_images > 0
+        n_images, seconds = (self.n_steady_images, self._steady_s) if is_steady else (self.n_images, self._whole_s)
+        share = n_images / self.n_images
+        return {
+            "images_per_s": n_images / seconds if seconds > 0 else float("inf"),
+            "steady_s": self._steady_s,
+            "n_steady_batches": self.n_steady_batches,
+            "n_steady_images": self.n_steady_images,
+            "is_steady": is_steady,
+            "cpu_s": cpu_s * share,
+            "steal_s": cores.stolen_s * share,
+            "others_cpu_s": max(0.0, cores.busy_s - cpu_s) * share,
+        }
 
     def _finish_epoch(self) -> None:
-        while self._n_epoch_images < self._n_settling and self._take():
+        while self.n_images - self._n_before < self._n_settling and self._take():
             pass
-        begin, n_before, n_batches = self._clock(), self.timing.n_images, 0
+        begin, n_before, n_batches = self._clock(), self.n_images, 0
         while self._take():
             n_batches, end = n_batches + 1, self._clock()  # what follows the last batch is the end of the workers
         if n_batches >= _MIN_BATCHES:
-            self.timing.steady_s += end - begin
-            self.timing.n_steady_batches += n_batches
-            self.timing.n_steady_images += self.timing.n_images - n_before
+            self._steady_s += end - begin
+            self.n_steady_batches += n_batches
+            self.n_steady_images += self.n_images - n_before
 
     def _take(self) -> bool:
         from labkit.measure.steady import count_images, synchronize
@@ -116,7 +105,5 @@ class PeerRun:
         batch = next(self._batches, None)
         if batch is not None:
             synchronize()
-            n_images = count_images(batch)
-            self.timing.n_images += n_images
-            self._n_epoch_images += n_images
+            self.n_images += count_images(batch)
         return batch is not None

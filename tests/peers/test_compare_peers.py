@@ -6,7 +6,6 @@ import shutil
 import signal
 import tempfile
 import time
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -47,7 +46,7 @@ from labkit.peers.adapters.own import (
     WRITE_LIMIT,
 )
 from labkit.peers.check import picture_key
-from labkit.peers.host import Host, HostedLoader
+from labkit.peers.host import Host
 from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, PROFILES, RAW_PIXELS, Work
 from labkit.peers.ranking import leaders, left_out, peer_table
 from labkit.peers.registry import make_work
@@ -114,7 +113,7 @@ def read(tmp_path, request):
         assert a_run.take_first() == (8 if waits_s else 0)
         if waits_s:
             a_run.take_rest()
-        return a_run.timing, len(epochs)
+        return a_run, len(epochs)
 
     return run
 
@@ -209,11 +208,10 @@ def raises_in_stages(work):
 def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Host(fake(loader=counts), work, timeout_s=60) as host:
-        loader = HostedLoader(host, work)
-        assert list(loader) == [3, 11]  # the first run reads two epochs
-        assert loader.cpu_s >= 0
-        assert loader.peak_mem_mb > 10
-        assert loader.page_cache in ("warm", "unknown")
+        assert list(host) == [3, 11]  # the first run reads two epochs
+        assert host.cpu_s >= 0
+        assert host.peak_mem_mb > 10
+        assert host.page_cache in ("warm", "unknown")
         assert len(list(tmp_path.iterdir())) == 1
         assert excluded_pids == {process.pid for process in hosts()} != set()
         host.hang_up()  # as when the process that started it was killed
@@ -231,7 +229,7 @@ def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_
 def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
     with Host(fake(loader=loader), work, timeout_s=20 if loader != sleeps else 4) as host:
         with pytest.raises(HostError, match=message) as caught:
-            list(HostedLoader(host, work))
+            list(host)
         assert "\n" not in str(caught.value)
     assert hosts() == []
 
@@ -239,20 +237,18 @@ def test_what_goes_wrong_in_a_host_is_one_line(work, loader, message):
 # --- the comparison
 
 
-class AnsweringHost(AbstractContextManager):
+class AnsweringHost(Host):
     """A host in this process, which answers at once, or breaks where the name of its peer says."""
 
     def __init__(self, peer: Peer, work: Work, timeout_s: float):
-        self.name = peer.name
-
-    def __exit__(self, *exc_info: object) -> None: ...
+        self.peer, self.batch_size, self.num_workers = peer, work.batch_size, work.num_workers
 
     def hang_up(self) -> None: ...
 
     def close(self) -> None: ...
 
     def ask(self, command: str):
-        if self.name.endswith(command):
+        if self.peer.name.endswith(command):
             raise HostError(f"broke at {command}")
         figures = {"images_per_s": 100.0, "steady_s": 1.0, "is_steady": True, "n_steady_images": 4, "cpu_s": 0.5}
         return {"take_first": 2, "take_rest": (4, figures)}.get(command)
@@ -308,7 +304,7 @@ def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"profile": "camera", "peer_class": "jpeg-uint8"}, "exclude each other"),
+        ({"peer_class": "jpegs"}, "peer_class must be one of imagenet, camera, .*, got 'jpegs'"),
         ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
     ],
 )

@@ -129,7 +129,7 @@ class LeakingHost(AnsweringHost):
         self.root = work.root
 
     def ask(self, command):
-        if self.name == "torchcodec":
+        if self.peer.name == "torchcodec":
             raise HostError(f"/mnt/secret/lib/loader.so cannot open '{self.root}/3/00003.jpg'")
         return super().ask(command)
 
