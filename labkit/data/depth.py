@@ -9,7 +9,6 @@ picture, but only how often each value occurs.
 
 import os
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -91,11 +90,6 @@ PRESETS = {
     "nyu": Preset(1000.0, 1e-3, 10.0, columns=("rgb", "depth", "filled"), train_mask="nyu", eval_mask="nyu"),
     "kitti": Preset(256.0, 1e-5, 80, crop=_KITTI_CROP, train_mask="eigen", eval_mask="eigen"),
 }
-
-
-def find_preset(preset: str | Preset) -> Preset:
-    """`preset` itself, or the preset of that name. Raises ValueError for an unknown name."""
-    return preset if isinstance(preset, Preset) else PRESETS[require_choice("preset", preset, PRESETS)]
 
 
 class FileList(NamedTuple):
@@ -349,7 +343,7 @@ class DepthPairs(Dataset):
         flip_p: float = 0.5,
         fast: bool = False,
     ):
-        self.preset = find_preset(preset)
+        self.preset = preset if isinstance(preset, Preset) else PRESETS[require_choice("preset", preset, PRESETS)]
         self.mode = require_choice("mode", mode, MODES)
         self.flip_p = flip_p
         self.fast = fast
@@ -375,40 +369,15 @@ class DepthPairs(Dataset):
                 f"{error.args[0]}, but {place} names it: names are relative to the store's root"
             ) from error
         try:
-            rasters = make_sample(encoded, self.preset, mode=self.mode, flip_p=self.flip_p, fast=self.fast)
+            pictures = {column: decode_picture(data, column) for column, data in encoded.items()}
+            sizes = {column: pixels.shape[:2] for column, pixels in pictures.items()}
+            if len(set(sizes.values())) > 1:
+                raise ArgumentError(f"the pictures of a pair differ in size (height, width): {sizes}")
+            train, make = self.mode == "train", fast_sample if self.fast else plain_sample
+            rasters = make(pictures, self.preset, train=train, flipped=train and random.random() < self.flip_p)
         except ValueError as error:
             raise type(error)(f"{self.keys[index]} ({place}): {error}") from error
         return {**rasters, "index": index, "rgb_relative_path": self.keys[index]}
-
-
-def make_sample(
-    encoded: Mapping[str, bytes],
-    preset: str | Preset = "hypersim",
-    *,
-    mode: str = "train",
-    flip_p: float = 0.5,
-    fast: bool = False,
-) -> dict[str, Tensor]:
-    """The tensors of one pair whose files do not come from a store, but from WebDataset shards, for example.
-
-    Args:
-        encoded: Contents of the files `rgb`, `depth` and, if the preset has it, `filled`.
-        preset, mode, flip_p, fast: As in `DepthPairs`.
-
-    Returns:
-        A dict like an item of `DepthPairs`, without `index` and `rgb_relative_path`.
-
-    Raises:
-        DecodeError: a file is not the expected picture; names the column.
-        ValueError: the pictures differ in size, are too small for the crop, or have no valid depth.
-    """
-    preset, train = find_preset(preset), require_choice("mode", mode, MODES) == "train"
-    pictures = {column: decode_picture(encoded[column], column) for column in preset.columns}
-    sizes = {column: pixels.shape[:2] for column, pixels in pictures.items()}
-    if len(set(sizes.values())) > 1:
-        raise ArgumentError(f"the pictures of a pair differ in size (height, width): {sizes}")
-    flipped = train and random.random() < flip_p
-    return (fast_sample if fast else plain_sample)(pictures, preset, train=train, flipped=flipped)
 
 
 def decode_picture(data: bytes, column: str) -> np.ndarray:

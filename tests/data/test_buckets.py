@@ -1,7 +1,5 @@
 """Buckets: their shapes, which image goes into which, and what is cropped; against loops, fractions and Pillow."""
 
-import pickle
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -127,11 +125,6 @@ def test_so_many_images_that_a_whole_table_would_fill_the_memory():
 def test_sides_that_are_none_are_refused(sides):
     with pytest.raises(ValueError, match="widths and heights must be from 1 to 999999999 pixels"):
         DEFAULT.select(*sides)
-
-
-def test_buckets_are_plain_data():
-    assert pickle.loads(pickle.dumps(DEFAULT)) == DEFAULT
-    assert len(pickle.dumps(DEFAULT)) < 1000
 
 
 # Sizes as decoded.

@@ -4,7 +4,7 @@ import pickle
 import random
 import tarfile
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,9 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
-import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore
 from labkit.data import depth as depth_module
-from labkit.data.depth import PRESETS, fast_sample, make_sample, plain_sample
+from labkit.data.depth import PRESETS, fast_sample, plain_sample
 from labkit.errors import LabkitError
 from tests.fresh import fresh_copy
 from tests.image_files import encoded
@@ -229,27 +228,6 @@ def test_all_storages_give_the_same_pickled_too(sets):
                 assert_equal(own[index], expected[index])
 
 
-def test_a_stream_of_pairs_gives_the_same(sets):
-    names = dict(zip(("rgb", "depth", "filled"), sets["nyu"].read_text().split()[:3], strict=True))
-    files = {column: (sets["nyu"].parent / "data" / name).read_bytes() for column, name in names.items()}
-    item = pairs_of(sets, "nyu", mode="evaluate")[0]
-    assert_equal({**make_sample(files, "nyu", mode="evaluate"), "index": 0, "rgb_relative_path": names["rgb"]}, item)
-
-
-def test_any_number_of_workers_gives_the_same_batches(sets):
-    pairs = DepthPairs(TarStore(sets["hypersim"].parent / "data.tar"), sets["hypersim"], fast=True)
-    epochs = {}
-    for num_workers in (0, 2):
-        config = lk.LoaderConfig(1, num_workers, seed=1, persistent_workers=num_workers > 0, oversubscribe=True)
-        loader = lk.make_loader(pairs, config, shuffle=True)
-        epochs[num_workers] = [batch for _ in range(4) for batch in loader]
-        loader.close()
-    for one, other in zip(*epochs.values(), strict=True):
-        assert_equal(one, other)
-    columns = [batch["rgb_int"][batch["index"] == 0][:, 0, 0, 0] for batch in epochs[0]]
-    assert len({int(value) for column in columns for value in column}) == 2  # mirrored in some epochs, not in all
-
-
 def listed(folder: Path, text: str) -> Path:
     (folder / "some_list.txt").write_text(text)
     return folder / "some_list.txt"
@@ -276,9 +254,8 @@ def test_a_missing_list_and_an_unknown_mode_are_named(sets, tmp_path):
     for missing in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(FileNotFoundError, match=r"is not a list file.*make_depth"):
             DepthPairs(None, missing)
-    for use in (partial(pairs_of, sets), partial(make_sample, {})):
-        with pytest.raises(ValueError, match="mode must be one of train, evaluate, got 'val'"):
-            use(mode="val")
+    with pytest.raises(ValueError, match="mode must be one of train, evaluate, got 'val'"):
+        pairs_of(sets, mode="val")
 
 
 def test_lines_without_depth_are_counted_and_a_missing_file_is_named_with_its_line(sets, tmp_path):
