@@ -211,17 +211,21 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> Loader
 
     rounds = require_int("rounds", rounds)
     store = as_store(source)
-    photos = _Sample.of(store, require_int("n_images", n_images))
+    keys, n_images = store.keys(), require_int("n_images", n_images)
+    if not len(keys):
+        raise ArgumentError(f"{store!r} holds no images")
+    chosen = np.unique(np.linspace(0, len(keys) - 1, min(n_images, len(keys))).round().astype(int))
+    photos = {keys[number]: store.read(keys[number]) for number in chosen.tolist()}
     small = {
         key: encode_image(Image.fromarray(shrink(decode(data, key=key), _SHORT_SIDE)), "JPEG", quality=_QUALITY)
-        for key, data in photos.images.items()
+        for key, data in photos.items()
     }
     here = f"lk.BatchLoader on one thread, {rounds} rounds on {env_id()}"
     found: dict[str, dict[str, Estimate]] = {}
     notes: list[str] = []
     with ScratchFolder() as folder:
         pixels = PixelStore.build(photos, folder / "sample.pixels", short_side=_SHORT_SIDE, progress=False)
-        stored: dict[str, Any] = {"photos": photos, "photos at 256": _Sample(small), "pixels at 256": pixels}
+        stored: dict[str, Any] = {"photos": photos, "photos at 256": small, "pixels at 256": pixels}
         loaders = {data: BatchLoader(of, num_threads=1, pin_memory=False) for data, of in stored.items()}
         frame = measured_runs(
             compare({data: partial(loaders.__getitem__, data) for data in stored}, baseline=DATA[0], rounds=rounds,
@@ -239,7 +243,7 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> Loader
         )
         for data, of in stored.items():
             cpu_ms = Estimate(**ms.loc[data], source=f"lk.loader_costs: {here}", kind="measured here")
-            found[data] = {"cpu_ms_per_image": cpu_ms, "kb_per_image": _kb_per_image(of, len(photos.images))}
+            found[data] = {"cpu_ms_per_image": cpu_ms, "kb_per_image": _kb_per_image(of, len(photos))}
             try:
                 if not notes:
                     found[data]["gil_us_per_image"] = _lock_time(loaders[data], cpu_ms)
@@ -248,31 +252,10 @@ def loader_costs(source: Any, *, n_images: int = 128, rounds: int = 5) -> Loader
     return LoaderCosts(found, notes)
 
 
-class _Sample:
-    """A store of some images of another one, in memory."""
-
-    def __init__(self, images: dict[str, bytes]):
-        self.images = images
-
-    @classmethod
-    def of(cls, store: Any, n_images: int) -> "_Sample":
-        keys = store.keys()
-        if not len(keys):
-            raise ArgumentError(f"{store!r} holds no images")
-        chosen = np.unique(np.linspace(0, len(keys) - 1, min(n_images, len(keys))).round().astype(int))
-        return cls({keys[number]: store.read(keys[number]) for number in chosen.tolist()})
-
-    def keys(self) -> list[str]:
-        return list(self.images)
-
-    def read(self, key: str) -> bytes:
-        return self.images[key]
-
-
 def _kb_per_image(of: Any, n_images: int) -> Estimate:
     """The mean of a sample, with its error; a `PixelStore` is one file."""
-    is_sample = isinstance(of, _Sample)
-    sizes = [len(data) for data in of.images.values()] if is_sample else [Path(of.path).stat().st_size / n_images]
+    is_sample = isinstance(of, dict)
+    sizes = list(map(len, of.values())) if is_sample else [Path(of.path).stat().st_size / n_images]
     mean = float(np.mean(sizes)) / 1e3
     spread = 1 + QUANTILE * float(np.std(sizes)) / 1e3 / mean / math.sqrt(len(sizes))
     source = f"lk.loader_costs: {'mean' if is_sample else 'file'} of {n_images} images of the sample"

@@ -14,6 +14,7 @@ from tests.pipeline_simulation import Pipeline, constant, exponential, images_pe
 # --- numbers with an interval
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1e6), st.floats(1, 10), st.floats(1, 10))
 def test_draws_have_the_median_and_interval_of_their_estimate(value, below, above):
     estimate = Estimate(value, value / below, value * above)
