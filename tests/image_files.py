@@ -61,7 +61,3 @@ def put_in_memory(folder: Path) -> str:
 
 def read_all(store: Store) -> list[bytes]:
     return list(map(store.read, store.keys()))
-
-
-def read_each(stores: list[Store]) -> list[list[bytes]]:
-    return list(map(read_all, stores))

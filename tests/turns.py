@@ -1,20 +1,16 @@
 """Tests that measure run alone, even when pytest-xdist runs other tests two at a time."""
 
 import contextlib
+import fcntl
 from pathlib import Path
 
 import pytest
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 
 class Turns:
     """A plugin that runs tests marked `alone` or `cuda` with nothing beside them, not even cells of notebooks.
 
-    Without pytest-xdist every test runs alone; on a system without file locks none does.
+    Without pytest-xdist every test runs alone.
     """
 
     def __init__(self, folder: Path):
@@ -49,5 +45,5 @@ def _held(path: Path, how: int):
 
 def register(config: pytest.Config) -> None:
     """Register the plugin in a worker of pytest-xdist; its locks lie in the temporary folder of the run."""
-    if fcntl is not None and hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
         config.pluginmanager.register(Turns(Path(config.option.basetemp).parent), "turns")

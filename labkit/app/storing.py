@@ -3,12 +3,13 @@
 import base64
 import json
 import re
+import secrets
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import nbformat
@@ -20,10 +21,10 @@ from labkit.course import ladder
 from labkit.course.results import STORED, Result, describe_machine, recorded_results
 from labkit.course.starting import start_from
 from labkit.errors import ArgumentError
-from labkit.measure.frames import MEASURE_VERSION
-from labkit.util.files import ScratchFolder, write_all_atomic
-from labkit.util.machine import NOTEBOOK_FOLDER, env_id, installed_versions, name_run
-from labkit.util.pictures import encode_image
+from labkit.measure.frames import MEASURE_VERSION, load_frame
+from labkit.util.files import write_all_atomic
+from labkit.util.machine import NOTEBOOK_FOLDER, env_id, installed_versions
+from labkit.util.pictures import encode_image, png_bytes
 
 # As Python prints it: the cell's place, the warning, and the line of code.
 _INSTABILITY = re.compile(r"^\S.*: InstabilityWarning: (.+)\n(?:  .*\n?)?", re.MULTILINE)
@@ -42,7 +43,7 @@ def describe_run(only: str) -> dict[str, Any]:
     if only:
         raise ArgumentError(f"--store and --only {only} exclude each other: all notebooks are stored, or none")
     return {
-        "run": name_run(),
+        "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         "commit": find_commit(NOTEBOOK_FOLDER),
         "env_id": env_id(),
         "versions": installed_versions(),
@@ -108,24 +109,20 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
     if missing := [run.notebook.name for run in runs if run.notebook.name not in results]:
         raise ArgumentError(f"no results of {', '.join(missing)}: the last cell must end with course.result(...)")
     records = {run.notebook.name: results[run.notebook.name].to_record() for run in runs}
-    files: dict[Path, bytes] = {STORED: _json({**about, "machine": describe_machine(), "notebooks": records})}
-    with ScratchFolder(gettempdir()) as scratch:
-        for run in runs:
-            folder = run.notebook.path.parent
-            _show_gains(run, results)
-            if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
-                ladder.store_figure(frames / ladder.FRAME, scratch)
-                files |= {folder / name: (scratch / name).read_bytes() for name in (ladder.FRAME, ladder.FIGURE)}
-            _state_result(run, results[run.notebook.name])
-            files[run.notebook.path] = _stored_bytes(run, about)
+    record = {**about, "machine": describe_machine(), "notebooks": records}
+    files: dict[Path, bytes] = {STORED: f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode()}
+    for run in runs:
+        _show_gains(run, results)
+        if run.notebook.name == ladder.NOTEBOOK:  # the README's figure shows what it measured
+            frame, folder = frames / ladder.FRAME, run.notebook.path.parent
+            figure = ladder.draw_figure(load_frame(frame))
+            files |= {folder / ladder.FRAME: frame.read_bytes(), folder / ladder.FIGURE: png_bytes(figure, dpi=120)}
+        _state_result(run, results[run.notebook.name])
+        files[run.notebook.path] = _stored_bytes(run, about)
     readme = NOTEBOOK_FOLDER.with_name("README.md")
     table = walk_table((run.notebook, results[run.notebook.name]) for run in runs)
     files[readme] = with_table(readme.read_text(), table).encode()
     write_all_atomic(files)
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode()
 
 
 _RESULT = re.compile(r"^\*\*Result\.\*\* .*$", re.MULTILINE)

@@ -16,18 +16,20 @@ from labkit.measure.statistics import summarize
 Judge = Callable[[Any], object]
 
 
+_RTOL = 0.02  # how far a number may be off, relative to the right one
+
+
 class _NotAnswered(BaseException):
     """A skeleton returned `...`. No exception that a judge may catch."""
 
 
-def check(answer: Any, expected: Any, *, rtol: float = 0.02) -> None:
+def check(answer: Any, expected: Any) -> None:
     """Print whether an answer is right, and nothing while it is `...`, or a function that returns `...`.
 
     Args:
         answer: The reader's answer: a value or a function.
         expected: What is right. For a function: arguments -> result, where a tuple holds several arguments. A function
             `expected(answer)` judges for itself: an `assert` that fails says what is wrong. Otherwise a value.
-        rtol: How far a number may be off, relative to the right one; two whole numbers have to be equal.
 
     Example: `course.check(area, {(2, 3): 6, (1, 1): 1})`
     """
@@ -40,11 +42,11 @@ def check(answer: Any, expected: Any, *, rtol: float = 0.02) -> None:
                 arguments = case if isinstance(case, tuple) else (case,)
                 found = asked(*arguments)
                 shown = f"{answer.__name__}({', '.join(map(repr, arguments))})"
-                _expect(is_close(found, right, rtol), f"{shown} gave {found!r}; {right!r} is right")
+                _expect(is_close(found, right), f"{shown} gave {found!r}; {right!r} is right")
         elif callable(expected):
             expected(asked)
         else:
-            _expect(is_close(answer, expected, rtol), f"{answer!r} is not {expected!r}")
+            _expect(is_close(answer, expected), f"{answer!r} is not {expected!r}")
     except _NotAnswered:
         return
     except AssertionError as error:
@@ -55,17 +57,17 @@ def check(answer: Any, expected: Any, *, rtol: float = 0.02) -> None:
         print("right")
 
 
-def is_close(found: Any, right: Any, rtol: float = 0.02) -> bool:
-    """Whether two values are equal: numbers and arrays within `rtol`, whole numbers exactly."""
+def is_close(found: Any, right: Any) -> bool:
+    """Whether two values are equal: numbers and arrays within 2 %, whole numbers exactly."""
     if isinstance(right, bool | str) or (isinstance(found, int) and isinstance(right, int)):
         return bool(found == right)
     if isinstance(right, int | float):
-        return isinstance(found, Real | np.generic) and math.isclose(float(found), right, rel_tol=rtol)
+        return isinstance(found, Real | np.generic) and math.isclose(float(found), right, rel_tol=_RTOL)
     if hasattr(right, "shape"):
         one, other = np.asarray(found), np.asarray(right)
-        return one.shape == other.shape and bool(np.allclose(one, other, rtol=rtol))
+        return one.shape == other.shape and bool(np.allclose(one, other, rtol=_RTOL))
     if isinstance(right, tuple | list) and isinstance(found, tuple | list):
-        return len(found) == len(right) and all(map(is_close, found, right, [rtol] * len(right)))
+        return len(found) == len(right) and all(map(is_close, found, right))
     return bool(found == right)
 
 

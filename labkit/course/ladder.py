@@ -1,18 +1,15 @@
 """The complete ladder: from the loader of the first tutorial to the fast path, every rung timed in one run."""
 
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from torch.utils.data import DataLoader, RandomSampler
 
 from labkit.data.dataset import ImageDataset, PILDataset
@@ -24,10 +21,9 @@ from labkit.loading.batch_loader import BatchLoader
 from labkit.loading.limits import decode_limit, memcpy_limit
 from labkit.loading.torch_loader import Loader, LoaderConfig, make_loader
 from labkit.measure.compare import DifferentWorkWarning, compare
-from labkit.measure.frames import load_frame, measured_runs
+from labkit.measure.frames import measured_runs
 from labkit.measure.plots import COLORS, LIMIT, RUNS, SMALL_PT, WIDTH_IN, make_axes, write_title
 from labkit.measure.statistics import describe, quiet_summary
-from labkit.util.files import atomic_path, write_atomic
 from labkit.util.machine import Scale, usable_cores
 
 Factory = Callable[[], Iterable[Any]]
@@ -38,7 +34,6 @@ FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # next to the notebook, too
 NAIVE = "PIL, one process"
 
 _CROP_ONLY = Recipe(jitter=0)
-_FRAME_DIGEST = "labkit frame sha256"  # text in the figure's PNG: which frame it was drawn from
 
 
 def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str, Factory]:
@@ -141,23 +136,6 @@ def tell_rungs(data: pd.DataFrame) -> str:
     gains = [f"{label}, {ratio:.1f} times" for label, ratio in (times / times.shift()).iloc[1:].items()]
     whole = f"In all, that is {times.iloc[-1]:.1f} times as fast."
     return f"How fast each rung is, compared with the one before it: {'; '.join(gains)}. {whole}"
-
-
-def store_figure(frame: Path, folder: Path) -> Path:
-    """Copy a recorded ladder (the CSV `frame`) into `folder`, and draw `FIGURE` from it; return the figure's path."""
-    data = frame.read_bytes()
-    path = folder / FIGURE
-    write_atomic(folder / FRAME, data)
-    figure = draw_figure(load_frame(folder / FRAME))
-    with atomic_path(path) as partial_path:
-        figure.savefig(partial_path, format="png", dpi=120, metadata={_FRAME_DIGEST: hashlib.sha256(data).hexdigest()})
-    return path
-
-
-def drawn_from(figure: Path) -> str:
-    """SHA-256 of the frame that a stored figure was drawn from; empty if the PNG has none."""
-    with Image.open(figure) as image:
-        return image.info.get(_FRAME_DIGEST, "")
 
 
 def draw_figure(runs: pd.DataFrame) -> Figure:

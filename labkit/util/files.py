@@ -257,10 +257,8 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
     return found
 
 
-def check_same_job(
-    target: object, found: dict, asked: dict, *, what: str, remedy: str = REMEDY, error: type[Exception] = ArgumentError
-) -> None:
-    """Raise `error` where the record that made `target` is not the one asked for; it lists the differing entries."""
+def check_same_job(target: object, found: dict, asked: dict, *, what: str) -> None:
+    """Raise ValueError where the record that made `target` is not the one asked for; it lists the differing entries."""
     if found != asked:
         names = [name for name in {**asked, **found} if found.get(name) != asked.get(name)]
         listed = ", ".join(
@@ -269,7 +267,7 @@ def check_same_job(
             else f"{name} {found.get(name)!r}, not {asked.get(name)!r}"
             for name in names
         )
-        raise error(f"{target} holds other {what} ({listed}): {remedy}")
+        raise ArgumentError(f"{target} holds other {what} ({listed}): {REMEDY}")
 
 
 def check_count(folder: Path, n_found: int, n_asked: int, *, what: str) -> None:
@@ -367,9 +365,6 @@ class ScratchFolder:
 
     def __exit__(self, *exc_info: object) -> None:
         self.cleanup()
-
-    def __repr__(self) -> str:
-        return f"ScratchFolder({str(self.path)!r})"
 
 
 def _open_folder(path: Path) -> int:

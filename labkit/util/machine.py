@@ -5,11 +5,9 @@ import math
 import os
 import platform
 import re
-import secrets
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -218,11 +216,6 @@ def package_version(name: str) -> str | None:
     with suppress(PackageNotFoundError):
         return version(name)
     return None
-
-
-def name_run() -> str:
-    """A name for a run that is stored: its start, in UTC, and a random part."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 def install_command(extra: str) -> str:

@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessP
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import cache, partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -28,9 +28,6 @@ from labkit.util.arguments import require_callable, require_choice, require_int,
 from labkit.util.machine import install_command, usable_cores
 from labkit.util.process import progress_bar, use_one_torch_thread
 from labkit.util.redact import redact
-
-if TYPE_CHECKING:
-    pass
 
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error text)
 

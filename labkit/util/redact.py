@@ -18,23 +18,19 @@ def strip_credentials(url: str) -> str:
     return re.split(r"[?#]", _remove_user(url), maxsplit=1)[0]
 
 
-def redact(text: str, secrets: tuple[str, ...] = ()) -> str:
+def redact(text: str) -> str:
     """A message from elsewhere, such as another library's error, without credentials.
 
-    Args:
-        text: URLs in it lose user, password and query; `token=...` and the like lose their values.
-        secrets: Further strings to remove.
+    URLs in it lose user, password and query; `token=...` and the like lose their values.
     """
-    for secret in filter(None, secrets):
-        text = text.replace(secret, "...")
     return _NAMED_SECRET.sub(r"\1=...", _QUERY.sub(r"\1?...", _remove_user(text)) if "://" in text else text)
 
 
-def contains_secret(error: BaseException | None, secrets: tuple[str, ...] = ()) -> bool:
+def contains_secret(error: BaseException | None) -> bool:
     """Whether `redact` would change the text of an exception, or of one that it was raised from."""
     if error is None:
         return False
-    return redact(str(error), secrets) != str(error) or contains_secret(error.__cause__ or error.__context__, secrets)
+    return redact(str(error)) != str(error) or contains_secret(error.__cause__ or error.__context__)
 
 
 def _remove_user(text: str) -> str:

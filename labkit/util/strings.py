@@ -55,13 +55,6 @@ class PackedStrings(Sequence[str]):
         """The block (uint8) and the offsets of the strings in it (int64, one more than there are strings)."""
         return self._block, self._offsets
 
-    def encoded(self) -> Iterator[bytes]:
-        """The strings as UTF-8."""
-        for first in range(0, len(self), _BATCH):
-            offsets = self._offsets[first : first + _BATCH + 1]
-            block = self._block[offsets[0] : offsets[-1]].tobytes()
-            yield from (block[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
-
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
@@ -81,7 +74,11 @@ class PackedStrings(Sequence[str]):
         return self._block[start:end].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        return (string.decode("utf-8", "surrogateescape") for string in self.encoded())
+        for first in range(0, len(self), _BATCH):
+            offsets = self._offsets[first : first + _BATCH + 1]
+            block = self._block[offsets[0] : offsets[-1]].tobytes()
+            for start, end in pairwise((offsets - offsets[0]).tolist()):
+                yield block[start:end].decode("utf-8", "surrogateescape")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

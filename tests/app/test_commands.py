@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from tests.paths import REPO, contents
 from tests.stalling import stopped_time
 
 COMMANDS = {
-    "tour", "lab", "list", "doctor", "peers", "watch", "diagnose", "plan", "claims", "reference",
+    "tour", "lab", "list", "doctor", "peers", "watch", "diff", "diagnose", "plan", "claims", "reference",
     "convert", "site",
 }  # fmt: skip
 
@@ -32,26 +31,14 @@ def run(*arguments, **variables):
 class TestInstalledCommand:
     """The command that an installation puts beside `python`, started as a shell starts it."""
 
-    @staticmethod
-    def installed():
-        """The script of this environment, if it runs this checkout."""
-        path = Path(sys.executable).with_name("labkit")
-        try:
-            root = Path(str(distribution("labkit-images").locate_file("")))
-        except PackageNotFoundError:
-            return []
-        finders = [root, *(Path(line.strip()) for file in root.glob("*labkit*.pth") for line in file.open())]
-        return [path] if path.exists() and REPO in finders else []
-
-    @pytest.fixture(params=["of pyproject.toml", *installed()], ids=str)
-    def labkit(self, request, tmp_path):
+    @pytest.fixture
+    def labkit(self, tmp_path):
         """`labkit(*words)`: what the command says in an empty folder, and its status."""
-        script = request.param
-        if script == "of pyproject.toml":  # what pip writes for an entry of [project.scripts]
-            entry = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]["labkit"]
-            module, _, name = entry.partition(":")
-            script = tmp_path / "labkit"
-            script.write_text(f"import sys\nfrom {module} import {name}\nsys.exit({name}())\n")
+        # What pip writes for an entry of [project.scripts].
+        entry = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["scripts"]["labkit"]
+        module, _, name = entry.partition(":")
+        script = tmp_path / "labkit"
+        script.write_text(f"import sys\nfrom {module} import {name}\nsys.exit({name}())\n")
 
         def run(*words):
             environment = {**os.environ, "PYTHONPATH": str(REPO), "LABKIT_HOME": str(tmp_path), "COLUMNS": "120"}

@@ -16,8 +16,8 @@ from tests.paths import REPO
 def said(capsys):
     """What a check of an answer prints."""
 
-    def said(answer, expected, **options):
-        course.check(answer, expected, **options)
+    def said(answer, expected):
+        course.check(answer, expected)
         return capsys.readouterr().out
 
     return said
@@ -34,7 +34,6 @@ def judge(double):
         (3, 3, "right\n"),
         (3.03, 3.0, "right\n"),
         (3.0, 3, "right\n"),
-        (4, 3, "not yet: 4 is not 3\n"),
         (1000, 1001, "not yet: 1000 is not 1001\n"),  # whole numbers: exactly
         ("3", 3.0, "not yet: '3' is not 3.0\n"),
         ("a", "a", "right\n"),
@@ -62,7 +61,6 @@ def test_a_function_is_tried_on_cases_of_one_argument_or_several(said):
     assert said(area, {(2, 3): 6, (1, 1): 1}) == "right\n"
     assert said(area, {(2, 3): 6, (1, 1): 2}) == "not yet: area(1, 1) gave 1; 2 is right\n"
     assert said(abs, {-2: 2}) == "right\n"
-    assert said(area, {(2, 3): 6.5}) != "right\n" == said(area, {(2, 3): 6.5}, rtol=0.1)
 
 
 @pytest.mark.parametrize("answer", [..., lambda *_: ...])

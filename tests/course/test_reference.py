@@ -24,7 +24,7 @@ from labkit.util.machine import Scale, environment
 from tests.timing import leave_memory_out
 
 CPU = torch.device("cpu")
-TINY = Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1)
+TINY = Scale("ci", n_photos=4, n_camera=1, batch_size=2, rounds=1, budget_s=0.0, min_steady_s=0.0)
 VARIANTS = {
     "03 pinned memory": ["pin_memory=False", "pin_memory=True", "pin_memory=True, non_blocking"],
     "06 light recipe on the device": ["v2, one draw per batch", "Kornia"],
@@ -69,6 +69,12 @@ def store(home):
     return lk.FolderStore(lk.make_photos(course.photo_root("imagenet"), TINY.n_photos, progress=False))
 
 
+def small_model(num_classes):
+    """In place of ResNet-18, whose every step takes a simulated device a second."""
+    nn = torch.nn
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
 def fruit(check=lambda: None, **fields):
     return Experiment("06 fruit", "a", {"a": lambda: [1]}, check, **fields)
 
@@ -79,7 +85,8 @@ def no_pears():
 
 class TestRecording:
     @pytest.mark.exhaustive
-    def test_a_rehearsal_stores_every_experiment(self, home, tmp_path):
+    def test_a_rehearsal_stores_every_experiment(self, home, tmp_path, monkeypatch):
+        monkeypatch.setattr("torchvision.models.resnet18", small_model)
         n_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # batches of two: threads would mostly wait for each other
         result = labkit("--device", "cpu", "--folder", tmp_path, "--scale", "ci")

@@ -142,10 +142,13 @@ def test_a_list_of_pairs_holds_any_name_without_blanks_and_refuses_others(name):
 # All that is written, in a folder of a name and in files of it.
 
 WORST = "-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41"
+OF_OTHER_KINDS = [  # a home folder, an option, a URL's parts, another system's path, several suffixes; no byte more
+    ("~", "~"), ("--help", "--help"), (" #frag?x=1&y", "C:\\evil\\n"), ("e\u0301.b.", "v1.0"), ("x" * 255, "x"),
+    *((".", stem) for stem in LONGEST_STEMS),
+]  # fmt: skip
 PLACES = [
     (WORST, "x"), (".", WORST), ("\udcff", "\udcff"),
-    *(pytest.param(folder, "x", marks=pytest.mark.exhaustive) for folder in FOLDERS),
-    *(pytest.param(".", stem, marks=pytest.mark.exhaustive) for stem in STEMS),
+    *(pytest.param(*place, marks=pytest.mark.exhaustive) for place in OF_OTHER_KINDS),
 ]  # fmt: skip
 
 

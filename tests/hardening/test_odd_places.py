@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app import cli
-from labkit.data.decode import missing_decoders
 from labkit.util.files import path_from_key
 from labkit.util.process import print_utf8
 from tests.hardening.inputs import files_of
@@ -44,6 +43,8 @@ def run_there(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 def use_everything(folder: Path) -> None:
     """Run all in this process: a new one takes seconds to load torch."""
+    from labkit.data.decode import missing_decoders  # not by the workers of extract_tars, which load this module
+
     photos, out, made = (folder / path_from_key(name) for name in NAMES)
     shards, pixels, extracted, sizes, depth, gnu, pax = (
         out / path_from_key(name)

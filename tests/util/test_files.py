@@ -235,7 +235,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("found", "listed"),
     [
-        ({"seed": 1, "kind": "day"}, r"\(seed 1, not 0\)"),
         ({"seed": 1, "kind": "night"}, r"\(seed 1, not 0, kind 'night', not 'day'\)"),
         ({**RECORD, "extra": True}, r"\(extra True, not None\)"),
     ],
@@ -245,9 +244,7 @@ def test_another_job_is_refused_by_what_differs(tmp_path, found, listed):
     assert_refused(tmp_path, f"holds other things {listed}")
 
 
-@pytest.mark.parametrize(
-    "text", [b"{", b"[]", b"null", b"{}", b"\xff\xfe", b"\xff{}", b'{"settings": 1}', b"[" * 100_000]
-)
+@pytest.mark.parametrize("text", [b"{", b"[]", b"{}", b"\xff{}", b'{"settings": 1}', b"[" * 100_000])
 def test_a_damaged_record_is_refused(tmp_path, text):
     (tmp_path / "settings.json").write_bytes(text)
     record = {"settings": RECORD}
@@ -285,7 +282,6 @@ def test_a_scratch_folder_is_beside_the_photos_and_goes(tmp_path, monkeypatch, n
         (path / "a").write_bytes(b"a")
     one, other = course.ScratchFolder(), course.ScratchFolder()
     assert sorted(path.parent.iterdir()) == sorted([one.path, other.path])
-    assert str(one.path) in repr(one)
     n_open = n_open_files()
     one.cleanup()
     one.cleanup()
