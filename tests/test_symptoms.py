@@ -90,16 +90,6 @@ def check(block, other, printed):
 
 
 class TestChecks:
-    def test_a_diff_replaces_adds_and_removes(self):
-        text = "import a\n\nx = 1\ny = 2\nz = 3\n"
-        assert apply(" import a\n+import b\n-x = 1\n-y = 2\n+y = 3\n", text) == "import a\nimport b\n\ny = 3\nz = 3\n"
-        assert apply("+import _\n import a\n \n-x = 1\n", text) == "import _\nimport a\n\ny = 2\nz = 3\n"
-        for wrong in ("-x = 2\n", " w = 1\n", "-x = 1\n-z = 1\n"):
-            with pytest.raises(AssertionError, match="0 lines"):
-                apply(wrong, text)
-        with pytest.raises(AssertionError, match="2 lines"):
-            apply("-x\n", "x\ny\nx\n")
-
     def test_what_is_printed_is_found_whatever_its_numbers(self):
         printed = "before\nWaits 1,234 times (a.py:17), or 2.5e-03 as\noften.\n"
         assert find("Waits 7 times (...), or 8.25 as often.", printed) == [1234, 0.0025]

@@ -36,11 +36,9 @@ def named_function(name: str) -> Any:
             imported is passed on.
     """
     module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name or module_name.endswith(".py"):
+    if not module_name or not function_name or module_name.startswith(".") or module_name.endswith(".py"):
         example = "train:make_training for train.py in this folder"
         raise CannotDiagnose(f"{name!r}: write module:function, such as {example}")
-    if module_name.startswith("."):
-        raise CannotDiagnose(f"{name!r}: name the module from the current folder, without a leading dot")
     module = _import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):

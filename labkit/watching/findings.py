@@ -34,6 +34,7 @@ from labkit.watching.observe import Observer, describe_nothing
 from labkit.watching.resources import Resources, place_of
 from labkit.watching.runs import blocks_of, ceiling_interval
 from labkit.watching.seen import FEW, REPLAY, Epoch
+from labkit.watching.timings import read_threads
 
 SHARES = ("compute", *CAUSES)
 _affinity: Callable[[int], Iterable[int]] = getattr(os, "sched_getaffinity", lambda pid: ())  # macOS has none
@@ -421,7 +422,7 @@ def make_report(
         batch=batch, pace=figures_of(observer, accounts), epochs=pd.DataFrame(epochs),
         resources=observer.resources.read(
             torch_threads=n_threads, num_workers=loader.traits.num_workers or 0,
-            worker_threads=observer.threads(loader), step_queued=accounts.step_queued,
+            worker_threads=read_threads(loader.folder), step_queued=accounts.step_queued,
             making_queued=accounts.making_queued, **place_of(loader.places),
         ), **known,
     )  # fmt: skip

@@ -35,7 +35,6 @@ from labkit.watching.timings import (
     line_sampler,
     one_by_one,
     read_samples,
-    read_threads,
     read_times,
     run_queue_s,
     samples_of,
@@ -185,10 +184,6 @@ class Observer:
     def times(self, loader: SeenLoader) -> dict[int, dict[int, list[BatchTiming]]]:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
         return {first: read_times(folder) for first, folder in loader.folders.items()}
-
-    def threads(self, loader: SeenLoader) -> dict[str, int]:
-        """The most threads that a library computes with in one of its workers; before `stop`."""
-        return read_threads(loader.folder) if loader.folder else {}
 
     def stacks(self) -> dict[Stack, float]:
         """Seconds of each stack of the loaders that train, in this process and in the workers; before `stop`."""

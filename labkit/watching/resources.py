@@ -214,7 +214,7 @@ class ResourceWatch:
 
     def begin(self) -> None:
         """The first batch is asked for."""
-        self.runs, self._began_s = True, time.perf_counter()
+        self.runs, self._began_s = True, time.monotonic()  # as the kernel counts: no simulated device's clock
         with suppress(Exception):  # the script goes on, whatever cannot be read
             self._throttling, self._pressures = throttling(), pressures()
 
@@ -235,8 +235,8 @@ class ResourceWatch:
             known: Other fields of `Resources`.
         """
         self._next_s = 0.0
-        self.look(now_s := time.perf_counter())
-        none, seconds = Throttling(0, 0, 0.0), max(1e-9, now_s - self._began_s) if self.runs else None
+        self.look(time.perf_counter())
+        none, seconds = Throttling(0, 0, 0.0), max(1e-9, time.monotonic() - self._began_s) if self.runs else None
         since = [now - self._throttling.get(group, none) for group, now in throttling().items()]
         stopped = max(since, key=lambda each: (each.n_throttled, each.n_periods), default=none)
         pressure = {

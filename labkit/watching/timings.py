@@ -261,9 +261,9 @@ def _threads_here() -> dict[str, int]:
 
 
 def read_threads(folder: str) -> dict[str, int]:
-    """The most threads that a library computes with in a worker of one iterator."""
+    """The most threads that a library computes with in a worker of one iterator; of no folder, none."""
     found = dict[str, int]()
-    for path in Path(folder).glob("*.threads"):
+    for path in Path(folder).glob("*.threads") if folder else ():
         with suppress(ValueError):  # a killed worker may leave part of it
             for name, count in json.loads(path.read_text()).items():
                 found[name] = max(count, found.get(name, 0))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic  # goes on where the clock of a simulated device stands still
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ class Watched:
     def __init__(self, command: str = ""):
         self.observer = Observer()
         self.command = command
-        self._began = core_time(), tree_cpu_s(), time.perf_counter()
+        self._began = core_time(), tree_cpu_s(), monotonic(), time.perf_counter()
         self._report: WatchReport | None = None
         self.loader_s: float | None = None
         self._figures = EpochFigures(self.observer)
@@ -45,7 +46,7 @@ class Watched:
         """Forget what was seen: this process was forked, and that was its parent's."""
         self.observer.forget()
         self._figures, self._epochs = EpochFigures(self.observer), None
-        self._report, self._began = None, (core_time(), tree_cpu_s(), time.perf_counter())
+        self._report, self._began = None, (core_time(), tree_cpu_s(), monotonic(), time.perf_counter())
 
     def stop(self) -> None:
         """End the observation; its report stays."""
@@ -88,9 +89,9 @@ class Watched:
             raise NothingSeen(describe_nothing(self.observer))
         from labkit.watching.findings import make_report
 
-        cores, own_s, began_s = self._began
+        cores, own_s, real_s, began_s = self._began
         busy_s, own_s = (core_time() - cores).busy_s, tree_cpu_s() - own_s
-        core_s = (time.perf_counter() - began_s) * (os.cpu_count() or 1)
+        core_s = (monotonic() - real_s) * (os.cpu_count() or 1)
         self.observer.device.read()
         return make_report(
             self.observer, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=self.epochs,

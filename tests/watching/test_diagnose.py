@@ -67,8 +67,7 @@ class TestANamedTraining:
     @pytest.mark.parametrize(
         ("name", "says"),
         [
-            *((name, f"{name!r}{FORM}") for name in ("make", ":make", "train:", "train.py:make", "")),
-            (".train:make", "'.train:make': name the module from the current folder, without a leading dot"),
+            *((name, f"{name!r}{FORM}") for name in ("make", ":make", "train:", "train.py:make", ".train:make", "")),
             *((f"{name}:make", f"there is no module {name} here (HERE) and none is installed")
               for name in ("not_there", "labkit.no", "not_there.at_all")),
             *((f"{NAME}:{name}", OWN.format(name)) for name in ("other", "number", "make:as_list")),

@@ -234,8 +234,9 @@ class TestALoop:
             for _ in DataLoader(data, 2):
                 sampler.add(sys._getframe(), 9.0, *sampler._now[1:])
             found = lines_of(watched.observer.stacks())
-        own = {line.number for line in found if line.path == __file__}
-        assert own == {line_with("# trains")}
+        own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
+        assert own.pop(line_with("# trains")) >= 4
+        assert sum(own.values()) < 9  # the thread adds its own samples
 
 
 def look_within_pillow(result=None):

@@ -130,7 +130,8 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.now_s, self.shm, self.stopped, self.pressure = 100.0, (40, 64), STOPPED, Pressure(10.0, 0.5)
-        monkeypatch.setattr(resources, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
+        clocks = {"perf_counter": lambda: 100.0, "monotonic": lambda: self.now_s}  # the first is a simulated device's
+        monkeypatch.setattr(resources, "time", SimpleNamespace(**clocks))
         monkeypatch.setattr(resources, "shared_memory", lambda: self.shm)
         monkeypatch.setattr(resources, "throttling", lambda: {"job": self.stopped, "/": Throttling(0, 0, 0.0)})
         monkeypatch.setattr(resources, "pressures", lambda: {"io": self.pressure})

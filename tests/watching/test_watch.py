@@ -286,6 +286,16 @@ class TestTheDevice:
         stop()
         assert (times.idle_s, times.copy_s, times.busy) == ([], [], [])
 
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_whose_simulated_clock_nothing_moves_is_reported_with_shares_of_real_time(self, num_workers):
+        """They were divided by the seconds of that clock: a ZeroDivisionError."""
+        with lk.simulated_cuda():
+            torch.zeros(1, device="cuda")
+            report = watched_while(numbers(60, num_workers=num_workers), lambda batch: time.sleep(0.01)).report()
+        assert report.shares == dict.fromkeys(SHARES, 0.0) | {"compute": 1.0}
+        assert 0 <= report.others_share < 1.5
+        assert report.resources.seconds > 0.3
+
     def test_does_not_stand_still_behind_a_kernel_and_copies_are_timed(self, cuda):
         torch.zeros(1, device="cuda")
         times = DeviceTimes()
