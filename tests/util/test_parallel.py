@@ -120,7 +120,8 @@ def fill_up(folder, number: int) -> int:
 
 @each_way()
 def test_a_full_disk_ends_the_work_and_an_error_names_the_file_and_what_is_done(way, tmp_path):
-    with pytest.raises(OSError, match=r"the disk is full \(\d\d: .*\): 10 of 1000 shards are done.* run the same again"):
+    told = r"the disk is full \(\d\d: .*\): 10 of 1000 shards are done.* run the same again"
+    with pytest.raises(OSError, match=told):
         quiet_map(partial(fill_up, tmp_path), range(1000), unit="shard", **way)
     assert len(os.listdir(tmp_path)) < 100  # those that had begun
 
