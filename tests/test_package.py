@@ -103,6 +103,17 @@ class TestErrors:
                         strangers.append(f"{path.relative_to(REPO)}:{node.lineno}: {name}")
         assert strangers == []
 
+    @pytest.mark.parametrize("wrong", [
+        lambda: lk.decode(b"text"), lambda: lk.decode(b"", "no such decoder"), lambda: lk.FolderStore("no such folder"),
+        lambda: lk.TarStore("no such.tar").keys(), lambda: lk.read_shards("no*such.tar"),
+        lambda: lk.PixelStore("no such.pixels"), lambda: lk.BatchLoader(3), lambda: lk.open_store("nothing"),
+        lambda: lk.compare({}, baseline="a"), lambda: lk.plan(), lambda: lk.collect_sizes("no such folder"),
+    ])  # fmt: skip
+    def test_wrong_input_raises_an_error_of_labkit(self, wrong, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(lk.LabkitError):
+            wrong()
+
 
 HEAVY = {"urllib3", "fsspec", "s3fs", "aiohttp", "requests", "botocore", "pandas", "matplotlib"}
 

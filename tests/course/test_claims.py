@@ -138,7 +138,7 @@ class TestClaims:
 
     @pytest.mark.parametrize(
         ("interval", "verdict"),
-        [((1.8, 2.2), "holds"), ((9, 11), "larger here")],
+        [((1.3, 1.5), "smaller here"), ((1.8, 2.2), "holds"), ((0.5, 0.9), "does not hold"), ((9, 11), "larger here")],
     )
     def test_a_verdict_follows_what_was_found(self, found, interval, verdict):
         found("02_read_image", **{"read_image over PIL, floats from both": (sum(interval) / 2, *interval)})
@@ -159,7 +159,7 @@ class TestClaims:
         assert steps.step.tolist() == [step for step, _ in ledger.CHECKLIST]
         assert steps.index.tolist() == list(range(1, 8))
 
-    @pytest.mark.parametrize("columns", ["60", "300"])
+    @pytest.mark.parametrize("columns", ["60", "100", "300"])
     def test_the_command_tells_each_claim_in_lines_that_fit(self, found, columns, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
         told = CliRunner().invoke(app, ["claims"])

@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import ToTensor
 
 import labkit as lk
@@ -32,6 +33,7 @@ from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
 from labkit.peers.peer import Work, labeled_photos
 from tests.image_files import encoded, write_pictures
+from tests.memory_store import MemoryStore
 from tests.paths import run_script, times
 
 QUIET = {"engine": "threads", "num_workers": 1, "progress": False}
@@ -358,6 +360,12 @@ def test_a_set_without_class_folders_is_told_where_labkit_was_called(tmp_path, l
             pickle.loads(pickle.dumps(found))  # a worker opens the file again, and tells nothing again
 
 
+def test_an_own_store_is_told_by_its_class(tmp_path):
+    data = stored(tmp_path, "1.png").read("1.png")
+    with pytest.warns(LabelWarning, match="^MemoryStore has 1 image, and none lies"):
+        lk.ImageDataset(MemoryStore({"1.png": data}))
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -472,6 +480,17 @@ def test_a_data_set_of_others_may_name_a_class_twice():
 
 
 OTHERS = (".avif", ".bmp", ".gif", ".heic", ".jp2", ".jxl", ".pgm", ".ppm", ".tif", ".tiff", ".jfif")
+
+
+def test_each_suffix_of_image_folder_is_read_or_counted(tmp_path):
+    for number, suffix in enumerate((*IMG_EXTENSIONS, *map(str.upper, IMG_EXTENSIONS))):
+        store = stored(tmp_path / str(number), "cat/1.png", f"cat/2{suffix}", f"dog/3{suffix}")
+        assert len(ImageFolder(store.root)) == 3
+        if suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"):
+            assert len(store) == 3
+            continue
+        with pytest.raises(ValueError, match=rf"2 images with suffixes that .* not read \(2 {suffix.lower()};"):
+            len(store)
 
 
 def test_every_store_counts_what_it_would_leave_out(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
+import labkit as lk
 from labkit import DecodeError, DepthPairs, FolderStore, TarStore
 from labkit.data import depth as depth_module
 from labkit.data.depth import PRESETS, fast_sample, plain_sample
@@ -226,6 +227,20 @@ def test_all_storages_give_the_same_pickled_too(sets):
         for own in (pairs, pickle.loads(pickle.dumps(pairs))):
             for index in range(2):
                 assert_equal(own[index], expected[index])
+
+
+def test_any_number_of_workers_gives_the_same_batches(sets):
+    pairs = DepthPairs(TarStore(sets["hypersim"].parent / "data.tar"), sets["hypersim"], fast=True)
+    epochs = {}
+    for num_workers in (0, 2):
+        config = lk.LoaderConfig(1, num_workers, seed=1, persistent_workers=num_workers > 0, oversubscribe=True)
+        loader = lk.make_loader(pairs, config, shuffle=True)
+        epochs[num_workers] = [batch for _ in range(4) for batch in loader]
+        loader.close()
+    for one, other in zip(*epochs.values(), strict=True):
+        assert_equal(one, other)
+    columns = [batch["rgb_int"][batch["index"] == 0][:, 0, 0, 0] for batch in epochs[0]]
+    assert len({int(value) for column in columns for value in column}) == 2  # mirrored in some epochs, not in all
 
 
 def listed(folder: Path, text: str) -> Path:

@@ -185,6 +185,7 @@ def test_keys_choose_and_order_and_labels_go_with_them(store, tmp_path, labeled)
     ([1, 2], TypeError, r"numbers, the first 1, .*\.astype\(str\) \+ '\.png'; .*dtype=str"),
     (pd.Series([7, 8]), TypeError, r"numbers, the first 7, and names are such as '5\.png'"),
     (["a/1.png", None], TypeError, "keys must be a list of names of images"),
+    (5, TypeError, "keys must be a list of names of images"),
     ("a/1.png", TypeError, "keys must be a list of names of images.* got str"),
     ({"a/1.png": 1}, TypeError, "keys must be a list of names of images.* got dict"),
     (pd.DataFrame({"image": ["a/1.png"]}), TypeError, "keys must be a list of names of images.* got DataFrame"),
@@ -310,6 +311,7 @@ def test_a_store_may_have_labels_and_classes_of_its_own(store):
 @pytest.mark.parametrize(("labels", "said"), [
     ({"a/1.png": 1, "a/2.png": 2}, r"3 images of 5 have no label, such as '5\.png': add .* to labels=, .* by keys="),
     ({"x/1.png": 1}, r"no label for any image of MemoryStore: its names are such as 'x/1\.png', .* '5\.png'"),
+    ({}, r"5 images of 5 have no label"),
     ([1, 2, 3], r"labels has 3 labels, and MemoryStore 5 images"),
     ([0.5, float("nan"), 1, 2, 3], r"1 image of 5 has no label, .*'a/1\.png'"),
     (["x", None, "y", "x", "x"], r"1 image of 5 has no label, .*'a/1\.png'"),
@@ -317,6 +319,7 @@ def test_a_store_may_have_labels_and_classes_of_its_own(store):
     (pd.Series(range(5)), r"Series whose index does not name the images, .* pass keys=frame\[.image.\], too"),
     (pd.DataFrame({"label": range(5)}), r"DataFrame whose index does not name the images"),
     (pd.Series([1, None, 2, 3, 4], sorted(KEYS), dtype="Int64"), r"1 image of 5 has no label, .*'a/1\.png'"),
+    (pd.Series([1, 2], index=["a/1.png"] * 2), r"4 images of 5"),
     (pd.Series(range(7), index=[*KEYS, *KEYS[:2]]), r"more than once \(2 of them, the first 'a/1\.png'\).*groupby"),
     (pd.DataFrame({"image": KEYS, "a": 1, "b": list("xyzxy")}), r"2 columns besides .* \('a', 'b'\), and only numbers"),
     ([2**63] * 5, r"must fit into 64 bits"),

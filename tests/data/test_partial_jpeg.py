@@ -1,6 +1,7 @@
 """Decoding a part of a JPEG gives the pixels that decoding all of it gives, and anything else is left to others."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
 
 import numpy as np
@@ -111,6 +112,20 @@ def test_damage_is_seen_and_spoils_no_later_image(decoder):
         np.testing.assert_array_equal(one_decoder.decode(data, (0, 0, 200, 200)).pixels, whole(data))
     for broken in broken_files().values():
         assert one_decoder.decode(broken, (0, 0, 8, 8)) is None or broken.startswith(b"\xff\xd8")
+
+
+@needs_library
+def test_each_thread_may_have_a_decoder():
+    data = [jpeg(80 + 8 * number, 100, SUBSAMPLINGS[number % 6]) for number in range(12)]
+    expected = list(map(whole, data))
+
+    def decode_all(_):
+        decoder = RegionDecoder()
+        for image, pixels in [*zip(data, expected, strict=True)] * 10:
+            np.testing.assert_array_equal(decoder.decode(image, (0, 0, *decoder.header(image))).pixels, pixels)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(decode_all, range(4)))
 
 
 @needs_library

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import tarfile
 import warnings
 import weakref
 from collections import Counter
@@ -297,6 +298,17 @@ def test_a_shard_with_fewer_samples_than_its_manifest_says_is_an_error(shards):
             list(lk.read_shards(shards, **options))
 
 
+def test_a_shard_whose_last_sample_is_zeros_is_an_error(shards):
+    """Few zeros at the end of a tar are what its writer fills a record with: only the manifest knows better."""
+    path = shards / "shard-000000.tar"
+    with tarfile.open(path) as tar:
+        *_, first_of_last, _ = tar
+    whole = path.read_bytes()
+    path.write_bytes(whole[: first_of_last.offset] + bytes(len(whole) - first_of_last.offset))
+    with pytest.raises(ValueError, match=r"shard-000000\.tar has fewer samples than the 5 of its manifest"):
+        list(lk.read_shards(shards))
+
+
 # The shuffle buffer
 
 SIZES = st.integers(1, 40)
@@ -425,6 +437,12 @@ def test_what_is_skipped_is_left_out_or_made_up_for_after_a_resume_too(damaged, 
     assert merged(whole).total() == (samples_per_rank or 18)
 
 
+def test_the_one_that_can_be_read_comes_again_for_all(tmp_path):
+    tar, options = tar_of(tmp_path / "x.tar", [PICTURE] + [PICTURE[:40]] * 3), {"samples_per_rank": 4}
+    _, states = run(tar, (1, 1), {"on_error": "skip", **options}, n_taken=lambda worker: 1)
+    assert merged(run(tar, (1, 1), {"on_error": "skip", **options}, states=states)[0]) == {0: 3}
+
+
 @pytest.mark.exhaustive
 @in_every_mode
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -493,6 +511,22 @@ def test_what_is_no_state_is_refused_with_the_remedy(forty):
 
 
 # Damage
+
+
+@pytest.mark.parametrize(
+    "cut", [100, 0, 5000, 512], ids=["in a header", "before a header", "in the data", "after a header"]
+)
+def test_a_cut_shard_is_an_error_that_names_the_last_whole_member(shards, cut):
+    path = shards / "shard-000001.tar"
+    with tarfile.open(path) as tar:
+        members = tar.getmembers()
+    os.truncate(path, members[5].offset + cut)
+    came = []
+    with pytest.raises(TarError, match="cut or damaged") as failure:
+        came.extend(lk.read_shards(shards))
+    assert str(path) in str(failure.value)
+    assert repr(members[4].name) in str(failure.value)
+    assert len(came) in (5 + 2, 5 + 3)
 
 
 def test_an_error_in_a_worker_names_the_shard(shards):

@@ -18,6 +18,7 @@ import labkit as lk
 from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
 from labkit.util.files import atomic_path
+from tests.children import in_children
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script, times
@@ -83,6 +84,14 @@ def test_the_manifest_is_true_and_tars_do_not_tell_who_wrote_them_when(written):
         assert headers == {(0, 0, 0, "", "", 0o644)}
     assert manifest["n_samples"] == 20
     assert contents(written).keys() == {"manifest.json", *(row["name"] for row in manifest["shards"])}
+
+
+def test_webdataset_reads_them(photos, written):
+    files = [str(path) for path in shards_of(written)]
+    samples = list(wds.WebDataset(files, shardshuffle=False))
+    assert {f"{sample['__key__']}.jpg": sample["jpg"] for sample in samples} == files_of(photos)
+    labels = [sample["cls"] for sample in wds.WebDataset(files, shardshuffle=False).decode()]
+    assert labels == [label for _, label in lk.ImageDataset(lk.FolderStore(photos))]
 
 
 def test_hugging_face_datasets_reads_them(written, tmp_path, monkeypatch):
@@ -250,6 +259,13 @@ def test_a_kill_at_any_moment_leaves_whole_shards_and_a_rerun_writes_the_rest(fi
         assert contents(write_all(root)) == expected
         shutil.rmtree(root)
     assert n_whole == {0, 1, 2}
+
+
+@pytest.mark.exhaustive
+def test_two_processes_may_write_the_same_set(photos, tmp_path):
+    write_some = partial(write, lk.FolderStore(photos), max_count=2)
+    in_children("fork", write_some, *[(tmp_path / "set",)] * 2)
+    assert contents(tmp_path / "set") == contents(write_some(tmp_path / "expected"))
 
 
 @pytest.mark.parametrize("at", ["settings.json", "shard-000001.json"])

@@ -225,6 +225,14 @@ def test_open_store_knows_tars_by_their_names(tmp_path, name):
     assert list(store.keys()) == ["a.jpg"]
 
 
+@pytest.mark.parametrize("place", ["no/such/place", "top.jpg", "gopher://photos", "C:/a", "no.tar"])
+def test_open_store_says_what_it_cannot_read(image_folder, monkeypatch, place):
+    monkeypatch.chdir(image_folder)
+    with pytest.raises(ValueError, match=r"is not a folder of images or tars, .*: (it|fsspec) ") as failure:
+        open_store(place)
+    assert place in str(failure.value)
+
+
 @pytest.mark.parametrize("place", ["a.tar", "http://127.0.0.1:1/a.tar"])
 @pytest.mark.parametrize("opened", [TarStore, open_store])
 def test_options_that_nobody_takes_are_an_error(place, opened):

@@ -1,8 +1,10 @@
 """Targets that are cropped with their photo, against torchvision's v2 transforms, Pillow and NumPy."""
 
 import io
+import pickle
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas
@@ -380,8 +382,12 @@ FRAME = pandas.DataFrame({"image": ["a"], "x": [0], "y": [0], "x2": [9], "y2": [
 
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: lk.Boxes([[1, 2, 3, 4]]), "values must be a dict of arrays"),
+    (lambda: lk.Boxes("boxes.json"), "values must be a dict of arrays"),
     (lambda: lk.Boxes({"a": [1, 2, 3, 4]}), r"shape \(n, 4\), x1, y1, x2, y2 of each: 'a' has \[1, 2, 3, 4\]"),
+    (lambda: lk.Boxes({"a": [[1, 2, 3]]}), r"shape \(n, 4\)"),
     (lambda: lk.Boxes({"a": [[1, 2, 3, 4], [5]]}), r"shape \(n, 4\)"),
+    (lambda: lk.Boxes({"a": [["x", "y", "z", "w"]]}), r"shape \(n, 4\)"),
+    (lambda: lk.Boxes({"a": None}), r"shape \(n, 4\)"),
     (lambda: lk.Boxes({3: [[1, 2, 3, 4]]}), "by their names, got 3"),
     (lambda: lk.Boxes({"a": []}, format="yxyx"), "format must be one of xyxy, xywh, cxcywh"),
     (lambda: lk.Boxes({"b": [], "a": [[0, 0, 9, 9], [5, 5, 4, 9]]}), r"1 of 2 boxes end .* 'a': \[5.0, 5.0, 4.0, "),
@@ -396,6 +402,7 @@ FRAME = pandas.DataFrame({"image": ["a"], "x": [0], "y": [0], "x2": [9], "y2": [
     (lambda: lk.Keypoints(FRAME[["image", "y", "x"]]), "x, y, in this order.* got image, y, x"),
     (lambda: lk.Boxes(FRAME[["image", "x", "y", "x2", "image"]]), "of boxes must be numbers"),
     (lambda: lk.Boxes(FRAME.assign(image=[7])), "by their names, got 7"),
+    (lambda: lk.Boxes(FRAME.assign(image=[None])), "by their names, got"),
     (lambda: lk.Keypoints({"a": [[1, 2, 3]]}), r"points .* shape \(n, 2\), x, y of each"),
     (lambda: lk.Keypoints(FRAME), "has the columns the image's name, x, y, in this order"),
 ])  # fmt: skip
@@ -440,6 +447,17 @@ def test_masks_among_the_photos_are_told():
         target.check(["cat/1.png", "cat/2.jpg", "cat/1.jpg"])
     with pytest.raises(lk.LabkitError, match=r"2 of 2 .* 'masks/cat/2\.png' seems to be a mask itself: open the"):
         target.check(["images/cat/2.jpg", "masks/cat/2.png"])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_survive_pickling_and_many_threads(name):
+    target = pickle.loads(pickle.dumps(TARGETS[name]()))
+
+    def crop(number):
+        return pickle.dumps(target.crop("a.png", SIZE, (number % 9, 0, 50, 60), (32, 32), number % 2 == 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(crop, range(60))) == list(map(crop, range(60)))
 
 
 def test_batches_have_tensors():

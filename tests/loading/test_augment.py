@@ -1,5 +1,6 @@
 """`lk.make_augment`: one recipe in four libraries, the same pixels for fixed draws, the same laws for free ones."""
 
+import colorsys
 import pickle
 from dataclasses import replace
 
@@ -79,6 +80,15 @@ def test_fixed_draws_give_the_same_pixels_in_every_library(photos):
         mean, largest = WITHIN[place]
         assert row["mean"] <= mean, place
         assert row["largest"] <= largest, place
+
+
+@pytest.mark.exhaustive
+def test_agreement_sees_a_library_that_does_something_else(photos, monkeypatch):
+    monkeypatch.setitem(FIXED, "flip", replace(FIXED["flip"], flip=0.5))
+    torch.manual_seed(0)
+    frame = course.agreement(photos, ["pil"]).set_index("operation")
+    assert frame.loc["flip", "mean"] > 5
+    assert list(frame.index) == list(FIXED)
 
 
 def test_agreement_wants_pictures_that_need_no_resizing():
@@ -218,6 +228,27 @@ def test_the_guides_loop_never_makes_the_host_wait(cuda):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize(
+    ("step", "n_reads"), [("jitter", 4), ("blur", 1), ("solarize", 2), ("crop", 4), ("normalize", 0)]
+)
+def test_what_kornia_alone_reads_back_or_waits_for(step, n_reads):
+    """So the test above can fail. A mean on the CPU is copied at each call."""
+    module = {
+        "jitter": kornia.augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0),
+        "blur": kornia.augmentation.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
+        "solarize": kornia.augmentation.RandomSolarize((0.5, 0.5), (0.0, 0.0), p=0.5),
+        "crop": kornia.augmentation.RandomResizedCrop((32, 32), cropping_mode="resample"),
+        "normalize": kornia.augmentation.Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)),
+    }[step]
+    with lk.simulated_cuda() as cuda:
+        module, batch = module.cuda(), torch.rand(8, 3, 48, 40).cuda()
+        torch.cuda.synchronize()
+        start_s = cuda.now_s
+        torch.cuda._sleep(15_000_000)
+        assert course.count_readbacks(module, batch)[1] == n_reads
+        assert cuda.now_s - start_s > 10e-3
+
+
 def test_blur_solarize_and_normalize_are_kornias_own():
     batch = gradient().expand(4, 3, 48, 40).contiguous()
     floats = batch / 255
@@ -297,6 +328,58 @@ def test_free_draws_of_the_geometry_follow_torchvisions_law_and_no_other(library
         assert stats.ks_2samp(found[name], wider[name]).pvalue < P_VALUE  # so the test can fail
     n_flipped = int(found["flipped"].sum())
     assert stats.binomtest(n_flipped, len(found), 0.5).pvalue > P_VALUE > stats.binomtest(n_flipped, 1000, 0.4).pvalue
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (100, 130), (80, 60), (200, 51)])
+def test_drawn_crops_reads_a_known_box(height, width, flipped):
+    def augment(picture):
+        if height < 256:
+            picture = functional.resized_crop(picture, 20, 30, height, width, [96, 96], antialias=True)
+        return functional.horizontal_flip(picture) if flipped else picture
+
+    frame = drawn_crops(augment, 2)
+    assert frame.area.tolist() == pytest.approx([height * width / 256**2] * 2, rel=0.03)
+    assert frame.aspect.tolist() == pytest.approx([width / height] * 2, rel=0.03)
+    assert frame.flipped.tolist() == [flipped] * 2
+
+
+def spread_of_pixels(result):
+    return (result.amax((1, 2, 3)) - result.amin((1, 2, 3))).double().numpy()
+
+
+def turns_of_hue(result):
+    """From red, in turns: of red's own hue, 0, to both sides."""
+    return (np.array([colorsys.rgb_to_hsv(*color)[0] for color in result.mean((2, 3)).tolist()]) + 0.5) % 1 - 0.5
+
+
+# A picture in which one of the jitter's factors can be read off, and how; OpenCV's hues are whole numbers of 180.
+PICTURES = {
+    "brightness": torch.tensor([0, 170]).expand(3, 16, 2),
+    "contrast": torch.tensor([60, 190]).expand(3, 16, 2),
+    "saturation": torch.tensor([90, 180, 135])[:, None, None].expand(3, 16, 2),
+    "hue": torch.tensor([250, 10, 10])[:, None, None].expand(3, 16, 2),
+}
+
+
+@pytest.mark.exhaustive
+@every_library
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_strength_of_the_jitter_is_uniform(library, name):
+    still = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0)}
+    low, high = getattr(lk.Recipe(), name)
+    augment = seeded(lk.make_augment(lk.Recipe(**{**still, name: (low, high)}), library, part="photometry"))
+    picture = PICTURES[name].to(torch.uint8)
+    results = denormalised(many(augment, picture, 500))
+    if name == "hue":
+        strengths = turns_of_hue(results)
+        steps = np.random.default_rng(0).uniform(-1 / 360, 1 / 360, len(strengths))
+        strengths = strengths + (steps if library == "albumentations" else 0)
+    else:
+        strengths = spread_of_pixels(results) / spread_of_pixels(picture[None].float())
+    assert stats.kstest(strengths, "uniform", args=(low, high - low)).pvalue > P_VALUE
+    narrower = stats.kstest(strengths, "uniform", args=(low * 0.8 + high * 0.2, (high - low) * 0.8))
+    assert narrower.pvalue < P_VALUE  # so the test can fail
 
 
 @pytest.mark.exhaustive

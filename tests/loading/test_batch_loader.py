@@ -591,14 +591,16 @@ class TestErrors:
             list(loader_of(MemoryStore({"class/large.jpg": bomb})))
 
     @pytest.mark.parametrize(("options", "message"), [
-        ({"size": 0}, "size"), ({"batch_size": 0}, "batch_size"),
+        ({"size": 0}, "size"), ({"batch_size": 0}, "batch_size"), ({"batch_size": 1.5}, "batch_size"),
         ({"num_threads": 0}, "num_threads"), ({"prefetch_factor": 0}, "prefetch_factor"), ({"flip": 1.5}, "flip"),
-        ({"scale": (0.5, 0.1)}, "scale"), ({"scale": (0.1, 2)}, "scale"),
+        ({"scale": (0, 1)}, "scale"), ({"scale": (0.5, 0.1)}, "scale"), ({"scale": (0.1, 2)}, "scale"),
         ({"ratio": (0, 1)}, "ratio"), ({"on_error": "ignore"}, "on_error"),
         ({"shuffle": True, "sampler": range(3)}, "got shuffle=True and a sampler"),
         ({"num_processes": -1}, "num_processes must be an integer >= 0, got -1"),
         ({"num_processes": 1, "on_error": "skip"}, "num_processes=0"),
         ({"reads_in_flight": 0}, "reads_in_flight must be an integer >= 1"),
+        ({"reads_in_flight": 2.5}, "reads_in_flight must be an integer >= 1"),
+        ({"reads_in_flight": True}, "reads_in_flight must be an integer >= 1"),
         ({"dtype": torch.float64}, r"dtype must be one of torch.uint8, torch.float32, .*, got torch.float64"),
         ({"memory_format": torch.preserve_format}, r"memory_format must be one of torch.channels_last, torch.contig"),
         ({"mean": MEAN, "std": STD}, r"mean and std need floats: pass dtype=torch.float32"),

@@ -173,6 +173,7 @@ ACCEPTED = (
 REFUSED = [
     ({"x": torch.rand(3, 8, 8)}, r"x must be \(N, C, H, W\) and y hold N labels, got \(3, 8, 8\)"),
     ({"y": torch.arange(N - 1)}, r"y hold N labels, got \(6, 3, 20, 31\) and \(5,\)"),
+    ({"y": torch.tensor(3)}, r"y hold N labels, got \(6, 3, 20, 31\) and \(\)"),
     ({"y": torch.zeros(N, 2, 2)}, r"y has shape \(6, 2, 2\): pass class numbers"),
     ({"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
     ({"alpha": float("nan")}, "alpha must be .*, got nan"),
@@ -182,11 +183,14 @@ REFUSED = [
     ({"y": torch.rand(N, CLASSES) * 6.6}, "y must hold probabilities from 0 to 1; class numbers are integers"),
     ({"y": torch.full((N, CLASSES), torch.nan)}, "y must hold probabilities from 0 to 1; .* nan"),
     ({"y": CLASS_NUMBERS.view(-1, 1)}, rf"shape \(6, 1\): {ACCEPTED}\. y is torch.int64"),
+    ({"y": CLASS_NUMBERS.view(-1, 1), "num_classes": None}, rf"shape \(6, 1\): {ACCEPTED}"),
     ({"y": CLASS_NUMBERS.view(-1, 1).float(), "num_classes": None}, r"y is torch\.float32 and num_classes None"),
     ({"y": torch.full((N, 7), 1 / 7), "num_classes": 5}, rf"{ACCEPTED}\. y is torch.float32 and num_classes 5"),
+    ({"y": torch.zeros(N, 7, dtype=torch.int64), "num_classes": 5}, r"shape \(6, 7\): .* num_classes 5"),
     ({"y": torch.eye(N).long(), "num_classes": None}, r"y is torch\.int64"),
     ({"y": torch.eye(N).bool(), "num_classes": N}, r"y is torch\.bool and num_classes 6"),
     ({"y": CLASS_NUMBERS.float()}, r"shape \(6,\): .*y is torch\.float32"),
+    ({"y": CLASS_NUMBERS > 3, "num_classes": 2}, r"y is torch\.bool"),
     ({"num_classes": None}, rf"shape \(6,\): {ACCEPTED}\. y is torch.int64 and num_classes None$"),
     ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
     ({"num_classes": 2.5}, "num_classes must be an integer >= 1, got 2.5"),
@@ -255,6 +259,11 @@ def test_the_host_does_not_wait_for_cuda(mix, per_sample, on_cuda):
     for labels in both:
         mix(x, labels, num_classes=CLASSES, per_sample=per_sample)
         mix(x, labels, num_classes=CLASSES, per_sample=per_sample, lam=0.3, partner=torch.arange(64, device="cuda"))
+
+
+def test_a_draw_that_is_read_back_waits_for_cuda(on_cuda):
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        int(on_cuda[0][0, 0, 0, 0])
 
 
 @either

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import labkit as lk
 from labkit.loading.seeding import derived_seed, find_generators, number_of
 from labkit.util.process import Lazy
-from tests.loaders import Numbers, loader_of, rows, same
+from tests.loaders import Numbers, count_repeats, loader_of, rows, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -82,7 +82,7 @@ def global_state():
 class TestDraws:
     @pytest.mark.parametrize(("num_workers", "start_method", "persistent"), [
         (0, None, None), (1, "fork", True), (2, "fork", True), (2, "fork", False), (4, "fork", False),
-        (2, "forkserver", True), (2, "forkserver", False), (2, "spawn", True),
+        (2, "forkserver", True), (2, "forkserver", False), (2, "spawn", True), (4, "forkserver", True),
     ])  # fmt: skip
     def test_are_bit_identical_and_leave_the_global_state(self, expected, num_workers, start_method, persistent):
         random.seed(), np.random.seed(), torch.seed()  # the state of this process is of no consequence
@@ -101,6 +101,12 @@ class TestDraws:
             assert len(set(drawn)) == len(drawn), name
         other = list(draws_loader(seed=8))
         assert not set(column(other, "random").tolist()) & set(column(expected[0], "random").tolist())
+
+    def test_of_libraries_are_independent(self, expected):
+        names = expected[0][0].keys() - {"index", "albumentations", "whole batch"}
+        drawn = torch.stack([torch.cat([column(epoch, name) for epoch in expected]) for name in sorted(names)])
+        apart = torch.corrcoef(drawn) - torch.eye(len(drawn))
+        assert apart.abs().max() < 0.7  # 44 draws: five standard errors
 
     def test_of_the_order_are_others_in_each_epoch(self, expected):
         first, second = (column(epoch, "index").tolist() for epoch in expected)
@@ -183,6 +189,18 @@ def pictures_of(transform: A.Compose, n_samples: int = 32) -> Made:
 
 
 class TestRepeats:
+    def test_of_albumentations_are_found_in_torchs_loader(self):
+        """Its generators are copied into every worker as they are, and anew each epoch."""
+
+        def loader(transform, num_workers):
+            options = {"num_workers": num_workers, "multiprocessing_context": "fork"}
+            return DataLoader(pictures_of(transform), batch_size=4, **options)
+
+        assert count_repeats(loader(compose(), 2)) == 16  # both workers draw the same
+        seeded = loader(compose(seed=137), 1)
+        assert count_repeats(seeded) == 0
+        assert count_repeats(itertools.chain(seeded, seeded)) == 32
+
     def test_of_albumentations_flips_are_none_in_ours(self):
         """Its own seed flips both or none. Should that have changed, `_share_generators` may go."""
         transform = compose(A.HorizontalFlip(0.5), A.VerticalFlip(0.5), seed=137)

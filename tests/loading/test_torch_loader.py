@@ -386,7 +386,7 @@ def shown_of(failure) -> str:
     return "".join(traceback.format_exception(failure.value))
 
 
-MODES = [(0, None), (2, "fork"), (1, "forkserver")]
+MODES = [(0, None), (2, "fork"), (1, "spawn"), (1, "forkserver")]
 
 
 class TestErrors:

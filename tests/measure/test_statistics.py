@@ -37,6 +37,14 @@ class TestIntervals:
         assert speedup_interval(np.exp(logs)) == pytest.approx(np.exp(expected))
         assert statistics.speedup_of(np.exp(logs)) == pytest.approx(np.exp(center))
 
+    def test_of_a_long_comparison_are_not_widened_by_a_burst(self):
+        disturbed = np.random.default_rng(1).normal(0, 0.02, 12)
+        disturbed[:2] = -1.5, 2.0
+        low, high = speedup_interval(np.exp(disturbed))
+        assert 0.95 < low < 1 < high < 1.05
+        plain = stats.ttest_1samp(disturbed, 0).confidence_interval(0.95)
+        assert plain.high - plain.low > 10 * np.log(high / low)
+
     @pytest.mark.parametrize("confidence", [0.8, 0.95])
     @pytest.mark.parametrize(
         ("rates", "others", "trim"),
@@ -85,6 +93,12 @@ class TestIntervals:
                 logs.append((second - first) * (-1) ** number)
             verdicts.append(side_of_one(speedup_interval(np.exp(logs))))
         assert np.mean(np.array(verdicts) != "inconclusive") <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 300)
+
+    def test_show_a_fifth_through_a_spread_of_a_twentieth(self):
+        rng = np.random.default_rng(4)
+        verdicts = [side_of_one(speedup_interval(1.2 * np.exp(0.05 * rng.normal(size=5)))) for _ in range(100)]
+        assert verdicts.count("faster") >= 90
+        assert "slower" not in verdicts
 
 
 BASE = [100, 101, 99, 100, 102]

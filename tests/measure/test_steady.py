@@ -195,12 +195,14 @@ class TestAnEpoch:
         row, expected_s = table.loc["a"], 3.0 + sum(map(wait, range(n_batches))) + 7.0
         assert row.epoch_s == pytest.approx(expected_s)
         assert row[["startup_s", "first_batch_s", "batches_s", "shutdown_s"]].sum() == pytest.approx(row.epoch_s)
+        assert row.overhead == pytest.approx(1 - n_batches / expected_s)
         assert list(table.index) == ["a", "b"]
 
-    def test_medians_are_over_runs_and_a_batch_takes_as_long_as_the_only_one(self):
+    def test_medians_and_quartiles_are_over_runs_and_a_batch_takes_as_long_as_the_only_one(self):
         clock, factors = Clock(), iter([1.0, 1.0, 2.0, 3.0, 4.0, 5.0])
         runs = lk.compare({"a": lambda: Loader(clock, next(factors))}, baseline="a", clock=clock, rounds=5)
-        assert lk.epoch_time(runs, 10).loc["a", "epoch_s"] == pytest.approx(30.0)
+        row = lk.epoch_time(runs, 10).loc["a"]
+        assert (row.epoch_s_low, row.epoch_s, row.epoch_s_high) == pytest.approx((20.0, 30.0, 40.0))
         once = lk.compare({"a": lambda: iter(Loader(clock, 4.0, sizes=(8,)))}, baseline="a", clock=clock, rounds=1)
         assert lk.epoch_time(once, 3).loc["a", "epoch_s"] == 12.0
 

@@ -136,6 +136,14 @@ def test_tensors_are_copied_read_and_written_out_as_others(slow):
 # When
 
 
+def test_a_kernel_runs_beside_the_host(slow):
+    x = torch.zeros(4, device="cuda")
+    _ = x + 1
+    assert slow.now_s == time.perf_counter() == 0
+    torch.cuda.synchronize()
+    assert slow.now_s == 2
+
+
 def test_kernels_take_what_they_compute_and_what_they_move():
     device = course.SimulatedDevice(flops_per_s=1e6, memory_bytes_per_s=1e6, launch_s=0.0, min_kernel_s=0.0)
     with lk.simulated_cuda(device) as simulation:

@@ -1,6 +1,7 @@
 """The machine and this process: usable cores, scales, names of environments, memory, threads, and values made once."""
 
 import copy
+import math
 import os
 import pickle
 import platform
@@ -185,7 +186,30 @@ def test_the_name_of_an_environment_begins_with_the_machine(monkeypatch, cpu, gp
     assert lk.env_id() == found
 
 
+# Each pass frees 36 MB at the end of the heap, in blocks of 12 MB: more than twice the largest block freed before.
+PASSES = """
+import resource, sys
+import numpy
+if sys.argv[1] == "prepared":
+    from labkit.util.process import keep_freed_memory
+    keep_freed_memory()
+bytearray(12_000_000)
+def one_pass():
+    blocks = [bytearray(12_000_000) for _ in range(3)]
+one_pass()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    one_pass()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
+"""
 glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other limits")
+
+
+@glibc_only
+def test_a_prepared_process_does_not_fault_on_memory_that_it_has_freed():
+    for state, least, most in (("new", 5_000, math.inf), ("prepared", 0, 100)):
+        done = subprocess.run([sys.executable, "-c", PASSES, state], capture_output=True, text=True, check=True)
+        assert least <= int(done.stdout) < most
 
 
 # In a process of its own: a fork inherits the heap, and glibc serves a process in which an allocation has once failed
