@@ -96,7 +96,7 @@ class OwnTransform:
     among them, since each copy draws from generators that it alone has. Any other transform may draw from the global
     ones (`random`, `numpy.random`, torch's), so one thread at a time calls it; if it does not, state that by
     `transform.draws_globally = False`. No lock keeps a thread of the training itself from drawing at the same moment,
-    so that `BatchLoader` takes such a transform only with `num_processes`, where nothing else draws.
+    so that `BatchLoader` refuses such a transform; `lk.make_loader` takes it, in whose workers nothing else draws.
 
     Args:
         transform: An Albumentations transform, called with `image=`, uint8 (H, W, 3). Or a function or another object,
@@ -204,8 +204,8 @@ class OwnTransform:
             remedy = "; or set transform.draws_globally = False, if it does not"
         warn_caller(
             f"transform= {reason}: of the threads' time, {found.lost_share:.0%} is waiting for it, "
-            f"{found.waiting_us:.0f} us an image beside {found.busy_us:.0f} us on a core. Share the threads out among "
-            f"processes, each with a lock of its own (num_processes=), or do it with whole batches on the GPU{remedy}",
+            f"{found.waiting_us:.0f} us an image beside {found.busy_us:.0f} us on a core. Load with lk.make_loader, "
+            f"whose workers each have a lock of their own, or do it with whole batches on the GPU{remedy}",
             LoaderWarning,
         )
 
