@@ -410,6 +410,8 @@ class ShardDataset(IterableDataset):
             )
         self._counter.set_epoch(epoch)
         self._newest = None
+        if self._saved is None or self._saved[1].epoch != epoch:
+            self._progress = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current process's pass stands that gave a sample last, as plain data of some 200 bytes.

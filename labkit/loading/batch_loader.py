@@ -318,16 +318,20 @@ class BatchLoader(Labeled, Resumable):
             tasks[start] = AfterReads(pool, reads[rows], fill) if reads else pool.submit(fill)
         return _Batch(indices, [images for _, images in taken], tasks)
 
-    def _finish(self, batch: "_Batch") -> tuple[Any, ...]:
+    def _finish(self, batch: "_Batch") -> tuple[Any, ...] | FailedBatch:
         """Wait until a batch is complete, and return it as users see it."""
         # One wait for all: waiting for one task after the other would take the GIL from the working threads each time.
         wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
+        errors: Iterator[Any] = (task.exception() for task in batch.tasks.values() if task.done())
+        if failed := next((FailedBatch(error) for error in errors if error is not None), None):
+            batch.cancel()
+            return failed
         empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
         kept, images = np.delete(np.arange(len(batch.indices)), empty), batch.images
         if not len(kept):
             key = self.keys[batch.indices[0]]
             reason = next(skip.reason for skip in self.skipped if skip.key == key)
-            raise NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}")
+            return FailedBatch(NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}"))
         if empty:
             images = [one[torch.from_numpy(kept)] for one in images]
         indices = batch.indices[kept]
@@ -368,11 +372,7 @@ class _ThreadsPass(Pass):
             del reads  # the batch alone holds its bytes, until they are decoded
         if not self._started:
             raise StopIteration
-        try:
-            batch = loader._finish(self._started[0])  # where it stays until it is complete
-        except Exception as error:
-            self._started.popleft().cancel()
-            return FailedBatch(error)
+        batch = loader._finish(self._started[0])  # where it stays until it is complete
         self._started.popleft()
         return batch
 

@@ -175,7 +175,7 @@ class _PrefetchedPass(Iterator[Any]):
             self._finish(standing)
         standing.state, standing.has_given = self._ahead[0][1], True
         if isinstance(self._ahead[0][0], FailedBatch):
-            self._ahead.popleft()[0].reraise()
+            raise self._ahead.popleft()[0].take_error()
         # No batch is bound to a name here, so that the consumer holds the last reference.
         return prefetcher.transfer.hand_over(*self._ahead.popleft()[0])
 
@@ -200,7 +200,9 @@ class _PrefetchedPass(Iterator[Any]):
             except StopIteration:
                 self._batches, standing.place_at_end = None, _place_of(loader)
             except Exception as error:
-                self._ahead.append((FailedBatch(error), state_of()))
+                # Its traceback leaves out this frame, by which the error would hold the pass that holds it.
+                beyond = error.__traceback__.tb_next if error.__traceback__ else None
+                self._ahead.append((FailedBatch(error.with_traceback(beyond)), state_of()))
 
     def _finish(self, standing: _Standing) -> NoReturn:
         prefetcher, standing.is_running, standing.outer = self._prefetcher, False, None

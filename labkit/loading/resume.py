@@ -40,24 +40,28 @@ class FailedBatch:
         is_empty: Whether nothing else is wrong than that all images of the batch were skipped.
     """
 
-    def __init__(self, error: Exception):
+    def __init__(self, error: BaseException):
         worker = get_worker_info()
         where = f"in DataLoader worker process {worker.id}" if worker else ""
-        self.error: ExceptionWrapper | Exception | None = (
+        self.error: ExceptionWrapper | BaseException = (
             ExceptionWrapper((type(error), error, error.__traceback__), where) if worker else error
         )
         self.is_empty = isinstance(error, NothingLeft)
 
-    def reraise(self) -> None:
-        """Raise the error; one of a worker holds its traceback as text."""
-        error, self.error = self.error, None
-        try:
-            if isinstance(error, ExceptionWrapper):
+    def take_error(self) -> BaseException:
+        """The error, to be raised; of a worker's, one that holds its traceback as text.
+
+        No frame of its traceback refers to it. Such a circle would keep the pass, and its workers, until Python's
+        collector finds it.
+        """
+        error: Any = self.error
+        self.error = RuntimeError("it was taken")
+        if isinstance(error, ExceptionWrapper):
+            try:
                 error.reraise()
-            elif error is not None:
-                raise error
-        finally:
-            del error  # whose traceback holds this frame
+            except Exception as raised:
+                return raised.with_traceback(None)
+        return error
 
 
 class Progress:
@@ -257,7 +261,7 @@ class Pass(Iterator[Any], ABC):
             if not isinstance(batch, FailedBatch):
                 return batch
             if not batch.is_empty or rank_and_world_size()[1] > 1:  # ranks must have equally many batches
-                batch.reraise()
+                raise batch.take_error()
             self._empty.append(batch)
 
     def _take(self) -> Any:
@@ -270,7 +274,7 @@ class Pass(Iterator[Any], ABC):
             if failed is not None:
                 raise failed from None
             if self._empty and len(self._empty) == self._progress.n_batches and not self._progress.before:
-                self._empty[0].reraise()  # an epoch without a batch
+                raise self._empty[0].take_error() from None  # an epoch without a batch
             raise
         except BaseException as error:
             self._end(error)

@@ -476,7 +476,7 @@ class _Run:
         """The batches of a pass."""
         parts = loader.dataset, loader.collate_fn
         attributes = _attributes(parts) if loader.persistent_workers else []
-        if not _are_same(self._attributes, attributes):
+        if not _are_same(self._attributes, attributes) or getattr(self._iterator, "_shutdown", False):
             self.end()
         self._attributes = attributes
         self._requests.indices = loader._batches_of(progress)
