@@ -307,7 +307,8 @@ class EpochCounter:
 
     def _note(self, rank: int, seed: int, worker: int, value: int) -> None:
         values = (rank, seed, worker, value)  # 32 bytes: none is written across two pages of memory
-        self._file.write(np.array(values, np.int64).tobytes())
+        if not self._file.closed:  # as where a pass is collected together with its data set
+            self._file.write(np.array(values, np.int64).tobytes())
 
     def _notes(self) -> bytes:
         return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)

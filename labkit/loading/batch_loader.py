@@ -382,7 +382,9 @@ class _ThreadsPass(Pass):
             return
         super()._end(error)
         self._requests.close()  # no more reads
-        if not sys.is_finalizing():  # else the threads have ended, and the names of modules are gone
+        if (
+            sys is not None and not sys.is_finalizing()
+        ):  # else the threads have ended, and the names of modules are gone
             wait(task for batch in self._started for task in batch.cancel())
         self._started.clear()
 

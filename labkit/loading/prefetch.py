@@ -1,5 +1,6 @@
 """CUDAPrefetcher: copy the next batches to the device while it computes on this one."""
 
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
@@ -200,9 +201,7 @@ class _PrefetchedPass(Iterator[Any]):
             except StopIteration:
                 self._batches, standing.place_at_end = None, _place_of(loader)
             except Exception as error:
-                # Its traceback leaves out this frame, by which the error would hold the pass that holds it.
-                beyond = error.__traceback__.tb_next if error.__traceback__ else None
-                self._ahead.append((FailedBatch(error.with_traceback(beyond)), state_of()))
+                self._ahead.append((FailedBatch(_without_frames(error)), state_of()))
 
     def _finish(self, standing: _Standing) -> NoReturn:
         prefetcher, standing.is_running, standing.outer = self._prefetcher, False, None
@@ -235,6 +234,18 @@ class _PrefetchedPass(Iterator[Any]):
                 self._prefetcher.loader._return_to(standing.place_before)
 
     __del__ = close
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The error with its traceback as text. Frames would hold the pass that holds the error until it is raised."""
+    error.add_note(
+        "Original traceback, when the batch was copied ahead:\n" + "".join(traceback.format_exception(error))
+    )
+    link: BaseException | None = error
+    while link is not None:
+        link = link.with_traceback(None)
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":

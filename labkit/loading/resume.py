@@ -232,7 +232,7 @@ class Pass(Iterator[Any], ABC):
         self._begin()
 
     def _begin(self) -> None:
-        self._empty = list[FailedBatch]()  # of which all images were skipped
+        self._n_empty, self._first_empty = 0, ""  # batches of which all images were skipped
         self._progress = self._loader._begin_epoch()
         try:
             self._start(self._progress)
@@ -262,19 +262,19 @@ class Pass(Iterator[Any], ABC):
                 return batch
             if not batch.is_empty or rank_and_world_size()[1] > 1:  # ranks must have equally many batches
                 raise batch.take_error()
-            self._empty.append(batch)
+            self._n_empty, self._first_empty = self._n_empty + 1, self._first_empty or str(batch.take_error())
 
     def _take(self) -> Any:
         try:
             return self._next_batch()
         except StopIteration as end:
-            failed = self._progress.error
+            failed, self._progress.error = self._progress.error, None
             self._progress.is_over = failed is None
             self._end(end)
             if failed is not None:
                 raise failed from None
-            if self._empty and len(self._empty) == self._progress.n_batches and not self._progress.before:
-                raise self._empty[0].take_error() from None  # an epoch without a batch
+            if self._n_empty and self._n_empty == self._progress.n_batches and not self._progress.before:
+                raise NothingLeft(f"no batch of the epoch is left: {self._first_empty}") from None
             raise
         except BaseException as error:
             self._end(error)

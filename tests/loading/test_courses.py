@@ -1,5 +1,6 @@
 """Any course of a training gives what its epochs hold: takes, looks, errors, saves and loads, against plain lists."""
 
+import contextlib
 import functools
 import json
 from functools import partial
@@ -119,7 +120,7 @@ class Course:
     def __init__(self, kind, bad):
         self.kind, self.expected = kind, functools.cache(partial(kind.expected, frozenset(bad)))
         self.make = partial(kind.make, frozenset(bad))
-        self.loader, self.running = self.make(), None
+        self.loader, self.running, self.given_by = self.make(), None, None
         self.epoch, self.n_taken = 0, 0  # where the training is
         self.left = None  # where it left its last epoch, until it takes from the next one
         self.looks, self.strays = [], []  # kept iterators, each with its epoch and how many were taken
@@ -127,6 +128,11 @@ class Course:
         self.state = self.saved = None
         self.loaded = None  # where a state goes on, until a batch is taken
         self.is_fixed = False
+
+    @property
+    def has_given(self):
+        """Whether the training has taken a batch from its iterator."""
+        return self.running is not None and self.given_by is self.running
 
     @property
     def place(self):
@@ -155,7 +161,7 @@ class Course:
         self.running = self.running or iter(self.loader)
         self.left = self.at_look = self.loaded = None
         if self.ask(self.running, self.epoch, self.n_taken):
-            self.n_taken += 1
+            self.n_taken, self.given_by = self.n_taken + 1, self.running
         else:
             self.leave_epoch()
 
@@ -164,23 +170,23 @@ class Course:
         self.epoch += not self.is_fixed
 
     def leave(self):
-        if self.running and self.n_taken and not self.at_look:
+        if self.has_given and not self.at_look:
             self.left = self.epoch, self.n_taken
             self.leave_epoch()
 
     def look(self, keep=False):
         """In the middle of an epoch, at the first batch of another one."""
-        if not self.running or not self.n_taken:
+        if not self.has_given:
             return
-        iterator, later = iter(self.loader), range(self.epoch + 1, self.epoch + 30)
-        try:
+        iterator = iter(self.loader)
+        with contextlib.suppress(ValueError, OSError):
             first = self.kind.content(next(iterator))[0]
-        except (ValueError, OSError):
-            return
-        found = next(e for e in ([self.epoch] if self.is_fixed else later) if self.expected(e)[0] == first)
-        if keep:
-            self.at_look = [iterator, found, 1]
-            self.looks.append(self.at_look)
+            epoch = iterator.state_dict()["epoch"]
+            assert first == self.expected(epoch)[0]
+            assert epoch == self.epoch if self.is_fixed else epoch > self.epoch
+            if keep:
+                self.at_look = [iterator, epoch, 1]
+                self.looks.append(self.at_look)
 
     def keep(self):
         self.look(keep=True)
@@ -207,7 +213,7 @@ class Course:
         self.state, self.saved = json.loads(json.dumps(self.loader.state_dict())), self.place
         n_given = self.state.get("n_batches", self.state.get("n_read"))
         assert (self.state["epoch"], n_given) == self.place
-        if self.running and self.n_taken and not self.at_look:
+        if self.has_given and not self.at_look:
             assert json.loads(json.dumps(self.running.state_dict())) == self.state
 
     def load(self):
@@ -220,7 +226,7 @@ class Course:
     def load_here(self):
         """In the same loader: an iterator that has given nothing goes on there, and others by themselves."""
         if self.state:
-            if self.running and self.n_taken:
+            if self.has_given:
                 self.strays.append([self.running, self.epoch, self.n_taken])
                 self.running = None
             self.loader.load_state_dict(self.state)
@@ -233,7 +239,7 @@ class Course:
 
     def set(self):
         """Also for an iterator that has given nothing yet; setting the epoch of a loaded state keeps its place."""
-        if self.running and self.n_taken:
+        if self.has_given:
             self.running = None
         self.looks, self.strays = [], []
         self.loader.set_epoch(3)
