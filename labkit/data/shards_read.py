@@ -649,7 +649,9 @@ class _ShardPass(Iterator[tuple[Any, ...]]):
             self._standing.is_running, self._samples = False, None
             self._dataset._leave(self._standing)
 
-    __del__ = close
+    def __del__(self) -> None:
+        if sys and not sys.is_finalizing():  # else the names of modules are gone
+            self.close()
 
 
 def _label_of(data: bytes, kind: str, name: str) -> Any:
