@@ -1,6 +1,6 @@
 """CUDAPrefetcher: copy the next batches to the device while it computes on this one."""
 
-import traceback
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
@@ -82,6 +82,7 @@ class CUDAPrefetcher(LoaderWrapper):
     @property
     def epoch(self) -> Any:
         """Number of the next epoch, of a loader that has one."""
+        self._collect_looks()
         return self.loader.epoch
 
     @epoch.setter
@@ -99,7 +100,13 @@ class CUDAPrefetcher(LoaderWrapper):
         self._newest = None
 
     def _state_dict(self) -> Any:
+        self._collect_looks()
         return self.loader.state_dict() if self._newest is None else self._newest.state
+
+    def _collect_looks(self) -> None:
+        """End a look that nobody holds any more but the traceback of an error that it would raise next."""
+        if self._newest is not None and self._newest.holds_error:
+            gc.collect()
 
     def _load_state_dict(self, state: Any) -> None:
         self.loader.load_state_dict(state)
@@ -140,6 +147,7 @@ class _Standing:
         self.place_before = _place_of(prefetcher.loader)
         self.place_at_end: Any = None
         self.has_given, self.is_running = False, True
+        self.holds_error = False  # of a batch that is still to come
 
 
 def _place_of(loader: Any) -> Any:
@@ -176,11 +184,13 @@ class _PrefetchedPass(Iterator[Any]):
             self._finish(standing)
         standing.state, standing.has_given = self._ahead[0][1], True
         if isinstance(self._ahead[0][0], FailedBatch):
+            standing.holds_error = False
             raise self._ahead.popleft()[0].take_error()
         # No batch is bound to a name here, so that the consumer holds the last reference.
         return prefetcher.transfer.hand_over(*self._ahead.popleft()[0])
 
     def _begin(self) -> _Standing:
+        self._prefetcher._collect_looks()
         self._prefetcher._newest = self._standing = standing = _Standing(self._prefetcher)
         try:
             self._batches = iter(self._prefetcher.loader)
@@ -201,7 +211,8 @@ class _PrefetchedPass(Iterator[Any]):
             except StopIteration:
                 self._batches, standing.place_at_end = None, _place_of(loader)
             except Exception as error:
-                self._ahead.append((FailedBatch(_without_frames(error)), state_of()))
+                self._ahead.append((FailedBatch(error), state_of()))
+                standing.holds_error = True
 
     def _finish(self, standing: _Standing) -> NoReturn:
         prefetcher, standing.is_running, standing.outer = self._prefetcher, False, None
@@ -234,18 +245,6 @@ class _PrefetchedPass(Iterator[Any]):
                 self._prefetcher.loader._return_to(standing.place_before)
 
     __del__ = close
-
-
-def _without_frames(error: Exception) -> Exception:
-    """The error with its traceback as text. Frames would hold the pass that holds the error until it is raised."""
-    error.add_note(
-        "Original traceback, when the batch was copied ahead:\n" + "".join(traceback.format_exception(error))
-    )
-    link: BaseException | None = error
-    while link is not None:
-        link = link.with_traceback(None)
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":

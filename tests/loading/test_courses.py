@@ -166,7 +166,7 @@ class Course:
             self.leave_epoch()
 
     def leave_epoch(self):
-        self.running, self.n_taken, self.at_look = None, 0, None
+        self.running, self.given_by, self.n_taken, self.at_look = None, None, 0, None
         self.epoch += not self.is_fixed
 
     def leave(self):
@@ -219,7 +219,7 @@ class Course:
     def load(self):
         """In another loader, as after a kill."""
         if self.state:
-            self.loader, self.running, self.looks, self.strays = self.make(), None, [], []
+            self.loader, self.running, self.given_by, self.looks, self.strays = self.make(), None, None, [], []
             self.is_fixed = False
             self.load_here()
 
@@ -228,7 +228,7 @@ class Course:
         if self.state:
             if self.has_given:
                 self.strays.append([self.running, self.epoch, self.n_taken])
-                self.running = None
+                self.running = self.given_by = None
             self.loader.load_state_dict(self.state)
             (self.epoch, self.n_taken), self.left, self.at_look, self.loaded = self.saved, None, None, self.saved
             self.save()
@@ -240,7 +240,7 @@ class Course:
     def set(self):
         """Also for an iterator that has given nothing yet; setting the epoch of a loaded state keeps its place."""
         if self.has_given:
-            self.running = None
+            self.running = self.given_by = None
         self.looks, self.strays = [], []
         self.loader.set_epoch(3)
         self.is_fixed = self.kind.keeps_epoch

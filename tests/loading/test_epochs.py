@@ -51,7 +51,7 @@ class TestOfALoader:
                 found[-1] += [tuple(row) for row in batch.tolist()]
                 states.append(loader.state_dict())
         assert found == expected
-        assert [(state["epoch"], state["n_batches"]) for state in states[2:6]] == [(0, 3), (0, 4), (0, 5), (0, 6)]
+        assert [(state["epoch"], state["n_batches"]) for state in states[2:6]] == [(0, 3), (0, 4), (0, 5), (1, 0)]
 
     def test_of_batch_loader_are_the_same_after_a_look(self, pictures):
         def epochs(look):
