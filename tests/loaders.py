@@ -31,10 +31,14 @@ from labkit.util.process import PerProcess
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import it
 
 
+def no_action(index: int) -> None:
+    pass
+
+
 class Numbers(Dataset):
     """Items are (index, a draw of each library that a transform may use); `action(index)` comes first."""
 
-    def __init__(self, n_samples: int = 12, action: Callable[[int], object] = lambda index: None):
+    def __init__(self, n_samples: int = 12, action: Callable[[int], object] = no_action):
         self.action, self.n_samples, self.transform = action, n_samples, None
         self.keys = [f"key-{index}" for index in range(n_samples)]
 

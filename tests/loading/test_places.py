@@ -1,0 +1,295 @@
+"""Where a loader stands: after looks, caught errors and copies, and when a state is loaded late or saved at the end."""
+
+import copy
+import itertools
+import multiprocessing
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+
+import labkit as lk
+from tests.loaders import Numbers, firsts, loader_of, red, rows, same, solid, store_that_reads
+from tests.memory_store import MemoryStore
+
+
+def refuse_five(index):
+    if index == 5:
+        raise ValueError("sample 5 is broken")
+
+
+def broken_loader(kind, pictures, batch_size=1):
+    """16 samples of `make_loader` and of torch, 12 of `BatchLoader`, of which number 5 raises an error."""
+    if kind == "BatchLoader":
+
+        def read(key):
+            refuse_five(int(key[-6:-4]))
+            return pictures.read(key)
+
+        store = store_that_reads(pictures, read)
+        return lk.BatchLoader(store, size=16, batch_size=batch_size, shuffle=False)
+    options = {"num_workers": 2, "multiprocessing_context": "fork"} if "workers" in kind else {}
+    dataset = Numbers(16, refuse_five)
+    if "torch" in kind:
+        return DataLoader(dataset, batch_size, **options)
+    start = {"start_method": "fork"} if options else {}
+    loader = loader_of(dataset, 2 if options else 0, batch_size=batch_size, **start)
+    return lk.CUDAPrefetcher(loader, "cpu") if "prefetched" in kind else loader
+
+
+def taken_with_errors(loader):
+    """The batches of an epoch for somebody who catches errors, and how many those were."""
+    iterator, batches, n_errors = iter(loader), [], 0
+    while True:
+        try:
+            batches.append(next(iterator))
+        except StopIteration:
+            return batches, n_errors
+        except ValueError:
+            n_errors += 1
+
+
+KINDS = ["make_loader", "make_loader, workers", "BatchLoader", "prefetched", "prefetched, workers"]
+
+
+class TestACaughtError:
+    @pytest.mark.parametrize("kind", ["torch", "torch, workers", *KINDS])
+    def test_costs_one_batch_as_it_does_with_torch(self, kind, pictures):
+        batches, n_errors = taken_with_errors(broken_loader(kind, pictures))
+        assert (len(batches), n_errors) == (11 if kind == "BatchLoader" else 15, 1)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_counts_as_a_batch_of_the_state(self, kind, pictures):
+        whole, _ = taken_with_errors(broken_loader(kind, pictures))
+        begun, resumed = (broken_loader(kind, pictures) for _ in range(2))
+        iterator = iter(begun)
+        taken = [next(iterator) for _ in range(5)]
+        with pytest.raises(ValueError, match="sample 5 is broken"):
+            next(iterator)
+        assert begun.state_dict()["n_batches"] == 6
+        resumed.load_state_dict(begun.state_dict())
+        assert same(taken + list(resumed), whole)
+
+    def test_of_shards_costs_one_sample(self, tmp_path):
+        files = {f"all/{n:02}.png": b"\x89PNG, broken" if n == 5 else solid(n) for n in range(16)}
+        lk.write_shards(MemoryStore(files), tmp_path / "set", max_count=4, engine="threads", progress=False)
+        dataset = lk.read_shards(tmp_path / "set", transform=red)
+        iterator, came = iter(dataset), []
+        for _ in range(16):
+            try:
+                came.append(next(iterator)[0])
+            except lk.DecodeError:
+                state = dataset.state_dict()
+        assert came == [n for n in range(16) if n != 5]
+        assert next(iterator, "the end") == "the end"
+        resumed = lk.read_shards(tmp_path / "set", transform=red)
+        resumed.load_state_dict(state)
+        assert firsts(list(resumed)) == list(range(6, 16))
+
+    @pytest.mark.parametrize("kind", ["make_loader", "make_loader, workers", "BatchLoader"])
+    def test_of_the_sampler_comes_after_the_batches_before_and_ends_the_pass(self, kind, pictures):
+        class Broken:
+            def __len__(self):
+                return 6
+
+            def __iter__(self):
+                yield from ([0], [1], [2])
+                raise OSError("the list of samples is gone")
+
+        options = {"num_workers": 2, "start_method": "fork"} if "workers" in kind else {}
+        make = (lambda **given: lk.BatchLoader(pictures, size=16, **given)) if kind == "BatchLoader" else loader_of
+        iterator = iter(make(batch_sampler=Broken(), **options))
+        assert len(list(itertools.islice(iterator, 3))) == 3
+        with pytest.raises(OSError, match="the list of samples is gone"):
+            next(iterator)
+        assert next(iterator, "the end") == "the end"
+
+    def test_ctrl_c_ends_the_pass(self):
+        def interrupt(index):
+            if index == 5:
+                raise KeyboardInterrupt
+
+        iterator = iter(loader_of(Numbers(16, interrupt), batch_size=1))
+        assert len(list(itertools.islice(iterator, 5))) == 5
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert next(iterator, "the end") == "the end"
+
+
+def make(kind, pictures, **options):
+    options = {"batch_size": 2, "seed": 1, "shuffle": True, **options}
+    if "BatchLoader" in kind:
+        loader = lk.BatchLoader(pictures, size=16, **options)
+    else:
+        start = {"start_method": "fork"} if "workers" in kind else {}
+        loader = loader_of(num_workers=2 if start else 0, **start, **options)
+    return lk.CUDAPrefetcher(loader, "cpu", depth=2) if "prefetched" in kind else loader
+
+
+ALL = [*KINDS, "prefetched BatchLoader"]
+
+
+class TestALook:
+    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("keep", [False, True], ids=["dropped", "kept"])
+    @pytest.mark.parametrize("at", range(6))
+    def test_changes_neither_the_epochs_nor_the_states(self, kind, keep, at, pictures):
+        def epochs(look):
+            loader, kept = make(kind, pictures), []
+            for _ in range(3):
+                for number, batch in enumerate(loader):
+                    if look and number == at:
+                        kept.append(iter(loader))
+                        next(kept[-1])
+                        if not keep:
+                            kept.clear()
+                    yield batch, loader.state_dict() if number != at or not keep else None, loader.epoch * (not kept)
+
+        found, expected = list(epochs(True)), list(epochs(False))
+        assert same([batch for batch, *_ in found], [batch for batch, *_ in expected])
+        states = [(ours, theirs) for (_, ours, _), (_, theirs, _) in zip(found, expected, strict=True) if ours]
+        assert all(ours == theirs for ours, theirs in states)
+        assert keep or [epoch for *_, epoch in found] == [epoch for *_, epoch in expected]
+
+    def test_does_not_disturb_a_generator_of_the_samplers_own(self):
+        def epochs(look):
+            sampler = RandomSampler(range(12), generator=torch.Generator().manual_seed(3))
+            loader = loader_of(sampler=sampler)
+            for number, batch in enumerate(itertools.chain(loader, loader, loader)):
+                if look and number in (1, 4):
+                    next(iter(loader))
+                yield batch
+
+        assert same(list(epochs(True)), list(epochs(False)))
+
+    @pytest.mark.parametrize("kind", ALL)
+    def test_that_is_kept_and_never_goes_on_leaves_each_pass_an_epoch_of_its_own(self, kind, pictures):
+        """`it = iter(loader)` in a cell of a notebook, and then passes of a few batches each."""
+        loader = make(kind, pictures)
+        kept = iter(loader)
+        next(kept)
+        passes = [str(list(itertools.islice(loader, 2))) for _ in range(3)]
+        assert len(set(passes)) == 3
+
+    @pytest.mark.parametrize("kind", ALL)
+    def test_has_a_state_of_its_own(self, kind, pictures):
+        loader = make(kind, pictures)
+        training = iter(loader)
+        next(training)
+        look = iter(loader)
+        list(itertools.islice(look, 2))
+        assert [(state["epoch"], state["n_batches"]) for state in (training.state_dict(), look.state_dict())] == [
+            (0, 1), (1, 2),
+        ]  # fmt: skip
+        assert loader.state_dict() == look.state_dict()  # which gave last
+        next(training)
+        assert loader.state_dict() == training.state_dict()
+
+
+class TestAState:
+    @pytest.mark.parametrize("kind", ALL)
+    def test_is_taken_by_an_iterator_that_has_given_nothing(self, kind, pictures):
+        whole, begun, late = make(kind, pictures), make(kind, pictures), make(kind, pictures)
+        expected = list(whole)
+        running = iter(begun)
+        next(running), next(running)
+        iterator = iter(late)
+        late.load_state_dict(begun.state_dict())
+        assert same(list(iterator), expected[2:])
+        assert same(list(late), list(whole))
+
+    @pytest.mark.parametrize("kind", ALL)
+    def test_waits_for_the_next_pass_where_one_has_given_batches(self, kind, pictures):
+        whole, loader = make(kind, pictures), make(kind, pictures)
+        expected = list(whole)
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        next(iterator)
+        loader.load_state_dict(state)
+        assert same(next(iterator), expected[2])
+        assert loader.state_dict() == state
+        assert same(list(loader), expected[1:])
+        assert same(list(iterator), expected[3:])
+
+    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("order", [{}, {"shuffle": False, "sampler": [5, 1, 5, 2, 0]}], ids=["shuffled", "a list"])
+    def test_behind_the_last_batch_is_that_of_the_next_epoch(self, kind, order, pictures):
+        whole, begun, resumed = (make(kind, pictures, **order) for _ in range(3))
+        _, expected = list(whole), list(whole)
+        for _ in begun:
+            state = begun.state_dict()
+        assert (state["epoch"], state["n_batches"]) == (1, 0)
+        assert state == begun.state_dict()
+        resumed.load_state_dict(state)
+        assert resumed.epoch == 1
+        assert same(list(resumed), expected)
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_behind_the_last_batch_is_known_without_a_length_too(self, num_workers):
+        class Unsized:
+            def __iter__(self):
+                return iter([[0, 1], [2], [3, 4]])
+
+        loader = loader_of(
+            num_workers=num_workers, batch_sampler=Unsized(), start_method="fork" if num_workers else None
+        )
+        places = [(state["epoch"], state["n_batches"]) for _ in loader for state in [loader.state_dict()]]
+        assert places == [(0, 1), (0, 2), (1, 0)]
+
+    def test_behind_the_last_batch_has_the_generator_that_the_next_epoch_begins_with(self):
+        def made():
+            return loader_of(sampler=RandomSampler(range(12), generator=torch.Generator().manual_seed(3)))
+
+        whole, begun, resumed = made(), made(), made()
+        _, expected = list(whole), list(whole)
+        for _ in begun:
+            state = begun.state_dict()
+        resumed.load_state_dict(state)
+        assert same(list(resumed), expected)
+
+
+def first_epochs(loader, queue):
+    queue.put([rows(loader) for _ in range(2)])
+
+
+class TestACopy:
+    @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+    @pytest.mark.parametrize("kind", ALL)
+    def test_goes_on_by_itself(self, kind, again, pictures):
+        if again is copy.copy and "prefetched" in kind:
+            pytest.skip("it is another wrapper around the same loader")
+        loader, expected = make(kind, pictures), make(kind, pictures)
+        epochs = [list(expected) for _ in range(3)]
+        assert same(list(loader), epochs[0])
+        copied = again(loader)
+        assert same([list(copied), list(copied)], epochs[1:])
+        assert same([list(loader), list(loader)], epochs[1:])
+
+    @pytest.mark.parametrize("begun", [False, True], ids=["new", "after an epoch"])
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_may_go_to_a_spawned_process(self, num_workers, begun):
+        loader, expected = (loader_of(num_workers=n, shuffle=True) for n in (num_workers, 0))
+        if begun:
+            assert rows(loader) == rows(expected)
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        child = context.Process(target=first_epochs, args=(loader, queue))
+        child.start()
+        assert queue.get(timeout=120) == [rows(expected), rows(expected)]
+        child.join(60)
+        assert child.exitcode == 0
+
+
+class Asks(Numbers):
+    """What its worker says of the data set."""
+
+    def __getitem__(self, index):
+        return get_worker_info().dataset is self, get_worker_info().dataset.keys[index]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_data_set_that_a_worker_tells_of_is_the_data_set(method):
+    loader = loader_of(Asks(), 1, start_method=method, collate_fn=list)
+    assert next(iter(loader)) == [(True, f"key-{number}") for number in range(4)]
