@@ -31,7 +31,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
 from labkit.data.decode import DECODERS, decode
 from labkit.data.labels import typed_labels
-from labkit.data.shard_cache import ShardCache, ShardList, count_samples, find_shards, name_of, read_samples, register
+from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
@@ -548,7 +548,6 @@ def read_shards(
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
     reads_in_flight: int = 1,
-    cache: ShardCache | None = None,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
@@ -578,7 +577,6 @@ def read_shards(
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
-        cache: Keeps remote shards in a local folder.
 
     Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB; label as in `ImageDataset`: an int; for
         floats a float32 tensor (), for vectors a tensor (C,), for captions a string, or what the JSON holds. It can
@@ -594,9 +592,7 @@ def read_shards(
     register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)
-    if cache is not None and not isinstance(cache, ShardCache):
-        raise WrongTypeError(f"cache must be a ShardCache, such as lk.ShardCache('cache', 10**12), got {cache!r:.100}")
     shards = find_shards(urls, verify=verify, storage_options=storage_options or {})
-    shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
+    shards = replace(shards, reads_in_flight=reads_in_flight)
     order = EpochOrder(shards, shuffle, shuffle_buffer, shuffle_initial, seed, samples_per_rank)
     return ShardDataset(order, decoder, transform, on_error)
