@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from labkit.data.stores import HasSizes, Store
+from labkit.data.stores import HasSizes, Store, folders_without_image
 from labkit.errors import ArgumentError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import kind_of, require_file
-from labkit.util.files import is_image, n_images
+from labkit.util.files import IMAGE_SUFFIXES, first_folder, is_image, n_images
 from labkit.util.process import warn_caller
 from labkit.util.strings import PackedStrings
 
@@ -123,7 +123,7 @@ def labels_of(
     Raises:
         TypeError, ValueError: `labels` or `classes` are of another kind; an image has no label; a label is not in
             `classes`. Or without `labels`: a folder is not in `classes`; or, without `classes`, images lie next to the
-            class folders, or these are train, val and the like. Each says how many images are concerned, and the
+            class folders, a folder has no image, or these are train, val and the like. Each says how many images are concerned, and the
             remedy.
     """
     name = _name_of(source)
@@ -133,9 +133,10 @@ def labels_of(
         labels, names = _own_labels(source, own, names)
     if labels is not None:
         return _label(name, keys, names, labels)
-    folders, numbers = number_names(map(_first_folder, keys), len(keys))
+    folders, numbers = number_names(map(first_folder, keys), len(keys))
     if names is None:
         _check_tree(name, keys, folders, numbers)
+        _check_folders(name, folders, source)
         names = folders
     elif names:
         numbers = _numbered_as(name, names, folders, numbers)
@@ -196,11 +197,6 @@ def _labels_of_source(source: Any) -> Any:
 
 def _name_of(source: Any) -> str:
     return source if isinstance(source, str) else getattr(source, "name", type(source).__name__)
-
-
-def _first_folder(key: str) -> str:
-    folder, slash, _ = key.lstrip("/").partition("/")  # an object's name may begin with slashes
-    return folder if slash else ""
 
 
 def number_names(names: Iterable[str], count_of_images: int) -> tuple[list[str], np.ndarray]:
@@ -274,6 +270,23 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
             f"classes={folders!r}",
             LabelWarning,
         )
+
+
+def _check_folders(name: str, folders: list[str], source: Any) -> None:
+    """Refuse folders without an image beside those of classes, as ImageFolder does."""
+    if folders == [""] or not (others := folders_without_image(source)):
+        return
+    found = []
+    for folder, counts in others.items():
+        held = ", ".join(f"{number} {suffix or 'without suffix'}" for suffix, number in counts.most_common())
+        found.append(f"{folder!r} ({held or 'no file'})")
+    shown = ", ".join(found[:_MAX_NAMED]) + ", ..." * (len(found) > _MAX_NAMED)
+    raise ArgumentError(
+        f"{name} has folders in which there is no image that labkit reads ({', '.join(IMAGE_SUFFIXES)}), beside those "
+        f"of {len(folders)} classes: {shown}. Without them, the classes behind would get other numbers: "
+        "convert the images in them, or move these folders away; or pass the classes that there are, as classes="
+        f"{folders!r:.500}. If labels are not used, pass classes=[]"
+    )
 
 
 def _are_kinds(folders: list[str]) -> bool:

@@ -126,10 +126,10 @@ class HttpStore(ListedStore):
             listed = []
         if listed:
             return [key for key in listed if not key.lower().endswith(self._ignore)]
-        return list(images_among(self._list_files(), self._ignore, self.name))
+        return list(images_among(self._list_files(), self._ignore, self.name, self._folders))
 
     def _list_files(self) -> Iterator[str]:
-        """Keys of the files that the listing pages link to, each once; hidden ones are left out.
+        """Keys of the files and folders that the listing pages link to, each once; hidden ones are left out.
 
         Raises:
             FileNotFoundError: the server has no such folder.
@@ -168,8 +168,7 @@ class HttpStore(ListedStore):
                 seen.add(key)
                 if key.endswith("/"):
                     folders.append(key)
-                else:
-                    yield key
+                yield key
 
 
 class _LinkParser(HTMLParser):
@@ -241,7 +240,7 @@ class ObjectStore(ListedStore):
         return np.array([len(self.read(key)) if size is None else size for key, size in known], np.int64)
 
     def _list_keys(self) -> list[str]:
-        return list(images_among(self._list(), self._ignore, self.name))
+        return list(images_among(self._list(), self._ignore, self.name, self._folders))
 
     def _list(self) -> dict[str, int | None]:
         """Names of all objects under the prefix, and their sizes, where the service tells them."""

@@ -4,6 +4,7 @@ import ctypes
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from itertools import count
 
 from labkit.data.blobs import Extent, allow_requests
 from labkit.data.remote import as_store
-from labkit.data.stores import HasExtents, Store
+from labkit.data.stores import HasExtents, Store, folders_without_image
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_a
 from labkit.util.files import SharedFile, acquire_lock
@@ -100,6 +101,10 @@ class SimulatedStore:
     def keys(self) -> Sequence[str]:
         """The other store's keys, without delay."""
         return self.store.keys()
+
+    def folders_without_image(self) -> dict[str, Counter[str]]:
+        """Those of the other store, if it can tell them."""
+        return folders_without_image(self.store)
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let the other store answer `n_at_once` requests at a time."""

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,15 @@ from labkit.errors import (
     WrongTypeError,
 )
 from labkit.util.arguments import kind_of, require_a, require_file
-from labkit.util.files import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, images_among, is_hidden, is_image, n_images
+from labkit.util.files import (
+    IMAGE_SUFFIXES,
+    OTHER_IMAGE_SUFFIXES,
+    first_folder,
+    images_among,
+    is_hidden,
+    is_image,
+    n_images,
+)
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
@@ -72,7 +81,12 @@ class MappingStore(ListedStore):
     def _list_keys(self) -> list[str]:
         if wrong := [key for key in self._files if not isinstance(key, str)]:
             raise WrongTypeError(f"keys must be the images' names, such as 'cat/1.jpg', got {wrong[0]!r:.100}")
-        return _readable(self._files, self._ignore, self.name)
+        kept = _readable(self._files, self._ignore, self.name)
+        left_out = set(self._files) - set(kept)
+        for _ in images_among(left_out, self._ignore, self.name, self._folders):
+            pass
+        self._folders |= dict.fromkeys(map(first_folder, kept))  # here a name needs no suffix
+        return kept
 
 
 def _readable(names: Iterable[str], ignore: tuple[str, ...], place: str) -> list[str]:
@@ -492,7 +506,8 @@ class ShardStore(ListedStore):
         for number, tar in enumerate(self._tars):
             index = read_index(LocalBlob(tar.path))
             rows = {name: row for row, name in enumerate(index.names)}
-            images = list(images_among(rows, self._ignore, str(tar.path)))
+            names = chain(rows, (f"{folder}/" for folder in index.folders))
+            images = list(images_among(names, self._ignore, str(tar.path), self._folders))
             keys += images
             parted = (image.rpartition("/") for image in images)
             stems = [folder + slash + name.partition(".")[0] for folder, slash, name in parted]

@@ -4,9 +4,10 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class ListedStore(ABC):
 
     def __init__(self, name: str, ignore: str | Iterable[str] = ()):
         self.name, self._ignore = name, checked_suffixes(ignore)
+        self._folders: dict[str, Counter[str] | None] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self)} images)"
@@ -78,9 +80,19 @@ class ListedStore(ABC):
             self._keys = keys
         return self._keys
 
+    def folders_without_image(self) -> dict[str, Counter[str]]:
+        """The first folders in which no key is: how many files of each suffix there are in it, `""` for none."""
+        self.keys()
+        return {folder: found for folder, found in sorted(self._folders.items()) if found is not None}
+
     @abstractmethod
     def _list_keys(self) -> Iterable[str]:
-        """Keys of all images, in any order."""
+        """Keys of all images, in any order. `images_among` notes in `_folders` where there are none."""
+
+
+def folders_without_image(source: Any) -> dict[str, Counter[str]]:
+    """The first folders of a store without an image in them, as `ListedStore.folders_without_image` gives them."""
+    return source.folders_without_image() if hasattr(source, "folders_without_image") else {}
 
 
 def _read_whole(descriptor: int, size: int) -> bytes:
@@ -186,7 +198,7 @@ class FolderStore(ListedStore):
         return os.path.join(self.root, path_from_key(key))
 
     def _list_keys(self) -> Iterator[str]:
-        return images_among(self._list_files(), self._ignore, self.name)
+        return images_among(self._list_files(), self._ignore, self.name, self._folders)
 
     def _list_files(self) -> Iterator[str]:
         for folder in walk(self.root):
@@ -194,3 +206,5 @@ class FolderStore(ListedStore):
                 raise folder.error
             # A link to nothing is a key, too: reading it says so.
             yield from (key_from_name(folder.prefix + name) for name in (*folder.files, *folder.broken))
+            if not folder.prefix:
+                yield from (key_from_name(f"{name}/") for name in folder.folders)

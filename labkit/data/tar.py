@@ -55,7 +55,7 @@ from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
 SUFFIX = ".labkit-index.npz"
-_VERSION = 3
+_VERSION = 4
 _BLOCK = tarfile.BLOCKSIZE
 _DANGLING, _SPARSE = -1, -2  # in place of an offset
 _MAX_LINKS = 40  # that lead to each other; Linux follows as many
@@ -155,7 +155,9 @@ class TarStore(ListedStore):
         yield Extent(self.name, index.offsets[row].item(), index.sizes[row].item(), opens=first)
 
     def _list_keys(self) -> Iterator[str]:
-        return images_among(self.names(), self._ignore, self.name)
+        index = self._index()
+        names = chain(index.names, (f"{folder}/" for folder in index.folders))
+        return images_among(names, self._ignore, self.name, self._folders)
 
 
 # The index.
@@ -170,12 +172,14 @@ class TarIndex:
         offsets: int64; -1 for a link that leads nowhere, -2 for a sparse file.
         sizes: int64 bytes.
         doubt: Why members may be missing at the end of the tar; "" if nothing says so.
+        folders: First folders of the tar in which no member with data is.
     """
 
     names: PackedStrings
     offsets: np.ndarray
     sizes: np.ndarray
     doubt: str = ""
+    folders: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -231,6 +235,7 @@ def build_index(blob: Blob) -> TarIndex:
     n_bytes = blob.fingerprint()[0]
     found: dict[str, tuple[int, int]] = {}  # name -> offset and size; of several with one name the last counts
     links: dict[str, str] = {}  # symbolic link -> the name that it leads to
+    folders: set[str] = set()
     offset, last = 0, ""  # of the next header; the member before it
     with (
         # One request fetches the headers of many small members.
@@ -263,6 +268,7 @@ def build_index(blob: Blob) -> TarIndex:
                 name, start, end, size = plain_name(info.name), info.offset_data, tar.offset, 0
                 if info.isdir() or info.isdev():
                     entry = None
+                    folders |= {name.partition("/")[0]} if info.isdir() else set()
                 elif info.islnk():  # its target precedes it
                     earlier = plain_name(info.linkname)
                     entry, target = found.get(earlier, (_DANGLING, 0)), links.get(earlier)
@@ -292,7 +298,8 @@ def build_index(blob: Blob) -> TarIndex:
         found[name] = found.get(target, (_DANGLING, 0)) if target not in links else (_DANGLING, 0)
     names = sorted(found)
     places = np.fromiter(chain.from_iterable(map(found.__getitem__, names)), np.int64).reshape(-1, 2)
-    return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt)
+    folders -= {name.partition("/")[0] for name in names if "/" in name} | {"", "."}
+    return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt, sorted(folders))
 
 
 # Mode, owner, group, time and device as common writers write them; anything else is left to `tarfile`.
@@ -336,7 +343,7 @@ def _index_paths(blob: Blob) -> list[Path]:
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
     block, ends = index.names.arrays()
-    about, buffer = json.dumps([_VERSION, *stamp, index.doubt]).encode(), io.BytesIO()
+    about, buffer = json.dumps([_VERSION, *stamp, index.doubt, index.folders]).encode(), io.BytesIO()
     np.savez(
         buffer,
         about=np.frombuffer(about, np.uint8),
@@ -352,9 +359,9 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
     """The stored index; None if there is none, or it is of another tar or version, or damaged."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            *found, doubt = json.loads(stored["about"].tobytes())
+            *found, doubt, folders = json.loads(stored["about"].tobytes())
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
-            index = TarIndex(names, stored["offsets"], stored["sizes"], doubt)
+            index = TarIndex(names, stored["offsets"], stored["sizes"], doubt, folders)
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
     is_whole = index.offsets.shape == index.sizes.shape == (len(names),)

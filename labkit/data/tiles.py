@@ -36,7 +36,7 @@ from labkit.data.decode import MAX_PIXELS, decode, open_image
 from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
-from labkit.data.stores import HasSizes, Store
+from labkit.data.stores import HasSizes, Store, folders_without_image
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_int, require_local_path
 from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
@@ -327,6 +327,8 @@ def tile_jpegs(
     digest = hashlib.sha256("\0".join([*keys, *map(str, sizes)]).encode(errors="surrogateescape"))
     origin = {"names_and_sizes_sha256": digest.hexdigest(), **settings}
     claim_folder(root, MANIFEST, {"source": origin}, what="tiled images", key="source")
+    for folder in folders_without_image(store):  # a class whose images labkit does not read is one there, too
+        (root / path_from_key(folder)).mkdir(exist_ok=True)
     reasons = map_items(
         partial(_tile, store, root, make), keys, engine="threads", num_workers=num_workers, progress=progress,
         description="tiles", unit="image",

@@ -63,8 +63,17 @@ def n_images(number: int) -> str:
     return f"{number} image{'s' if number != 1 else ''}"
 
 
-def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> Iterator[str]:
+def images_among(
+    names: Iterable[str], ignore: tuple[str, ...], place: str, folders: "dict[str, Counter[str] | None] | None" = None
+) -> Iterator[str]:
     """Select the names of images; hidden ones and those with suffixes to `ignore` are left out.
+
+    Args:
+        names: Of files; and of folders, which end with a slash.
+        ignore: Suffixes in lower case.
+        place: Where the names are from, for messages.
+        folders: Filled with the first folder of each name that is not hidden: None where there is an image in it, else
+            how many files of each suffix there are.
 
     Raises:
         ValueError: at the end, where there are images that labkit does not decode; counts them, and names `place`.
@@ -72,10 +81,15 @@ def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> I
     others: Counter[str] = Counter()
     for name in names:
         suffix = os.path.splitext(name)[1].lower()
-        if suffix in ignore or is_hidden(name):
+        if is_hidden(name):
             continue
-        if suffix in IMAGE_SUFFIXES:
+        is_used = suffix in IMAGE_SUFFIXES and suffix not in ignore
+        if folders is not None:
+            _note_folder(folders, name, suffix, is_used)
+        if is_used:
             yield name
+        elif suffix in ignore:
+            continue
         elif suffix in OTHER_IMAGE_SUFFIXES:
             others[suffix] += 1
     if others:
@@ -85,6 +99,21 @@ def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> I
             f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out, as "
             f"lk.open_store(root, ignore={tuple(sorted(others))!r})"
         )
+
+
+def first_folder(key: str) -> str:
+    """The first folder of a key; "" if it has none."""
+    folder, slash, _ = key.lstrip("/").partition("/")  # an object's name may begin with slashes
+    return folder if slash else ""
+
+
+def _note_folder(folders: dict[str, Counter[str] | None], name: str, suffix: str, is_image: bool) -> None:
+    if not (folder := first_folder(name)):
+        return
+    if is_image:
+        folders[folder] = None
+    elif (found := folders.setdefault(folder, Counter())) is not None and not name.endswith("/"):
+        found[suffix] += 1
 
 
 def is_file_key(key: str) -> bool:
