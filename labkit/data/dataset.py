@@ -96,8 +96,9 @@ class ImageDataset(Labeled, Dataset):
         TypeError: `labels` or `keys` are of a kind that is not accepted.
         ValueError: an unknown option; a key that the store lacks, or that `keys` has twice; an image without a label;
             a label or folder that is not in `classes`; without `labels` and `classes`, images next to the class
-            folders, a folder without an image, or a root that holds `train` and `val` in place of classes. Where no image lies in a class folder,
-            all labels are 0, and a `LabelWarning` says so; so it does where most strings differ, as captions do.
+            folders, a folder without an image, or a root that holds `train` and `val` in place of classes. Where no
+            image lies in a class folder, all labels are 0, and a `LabelWarning` says so; so it does where most strings
+            differ, as captions do.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """

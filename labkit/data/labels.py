@@ -123,8 +123,8 @@ def labels_of(
     Raises:
         TypeError, ValueError: `labels` or `classes` are of another kind; an image has no label; a label is not in
             `classes`. Or without `labels`: a folder is not in `classes`; or, without `classes`, images lie next to the
-            class folders, a folder has no image, or these are train, val and the like. Each says how many images are concerned, and the
-            remedy.
+            class folders, a folder has no image, or these are train, val and the like. Each says how many images are
+            concerned, and the remedy.
     """
     name = _name_of(source)
     names = None if classes is None else checked_classes(classes)
