@@ -323,6 +323,27 @@ def write_record(path: Path, record: dict, *, indent: int | None = None) -> None
     write_atomic(path, json.dumps(record, indent=indent).encode())
 
 
+def check_own_file(path: str | os.PathLike, beginning: str, *, what: str) -> None:
+    """Refuse to write over a file that another program, or its user, wrote. To be called before the work begins.
+
+    Args:
+        path: Where a command will write.
+        beginning: How all that it writes begins.
+        what: What it writes, for errors: `"table of sizes"`.
+
+    Raises:
+        ValueError: something else is there than such a file or an empty one; names it and the remedy.
+    """
+    path, head = Path(path), beginning.encode()
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder: name a file in it, or another name")
+    if path.is_file():
+        with open(path, "rb") as file:
+            found = file.read(len(head))
+        if found and found != head:
+            raise ArgumentError(f"{path} exists and is no {what}: choose another name, or move that file away")
+
+
 def holds_record(path: Path, record: dict) -> bool:
     """Whether a file holds this very record; a missing or damaged one does not."""
     with suppress(ValueError):
