@@ -40,10 +40,11 @@ import os
 import re
 import struct
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ from labkit.data.labels import (
     warn_of_no_classes,
 )
 from labkit.data.remote import as_store, reads_ahead
-from labkit.data.stores import Store
+from labkit.data.stores import Store, change_times, changed_since
 from labkit.errors import (
     DecodeError,
     FolderError,
@@ -77,7 +78,7 @@ from labkit.errors import (
     WrongTypeError,
 )
 from labkit.util.arguments import require_callable, require_int, require_local_path
-from labkit.util.files import atomic_path, file_lock, sibling_path
+from labkit.util.files import atomic_path, file_lock, n_images, sibling_path
 from labkit.util.parallel import check_engine, format_error, is_disk_full, map_items
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
@@ -219,7 +220,9 @@ class PixelStore(Labeled, Dataset):
         The file gets its name only when it is whole. Until then finished parts are in `<path>.parts`, so that a rerun
         after an interruption or a kill makes what is missing; this needs disk space for the pixels twice. The same
         images and settings give the same bytes, for any engine and number of workers. A file of the same keys, file
-        sizes and settings is returned as it is; an image replaced by another one of the same size is not noticed.
+        sizes and settings is returned as it is. An image that was replaced since by one of the same size is an error,
+        where the store knows the times of its files, as all of labkit's do but mappings and some servers. Of a store of
+        your own without `sizes()` only the keys are compared.
 
         Args:
             source: A store, or the path or URL of one, for `open_store`.
@@ -233,8 +236,8 @@ class PixelStore(Labeled, Dataset):
             progress: Show a live bar.
 
         Raises:
-            PixelError: something else is at `path`, or the same pixels with other classes or labels, or the source
-                holds no image; names the file and the remedy.
+            PixelError: something else is at `path`, or pixels of other images, or the same pixels with other classes or
+                labels, or the source holds no image; names the file and the remedy.
             ItemErrors: images could not be read or decoded; has their keys. No file is written, but the parts without
                 such images are kept for a rerun.
             OSError: the disk is full; names the file, and how many parts are done. Nothing more is decoded.
@@ -259,6 +262,8 @@ class PixelStore(Labeled, Dataset):
         block = _label_block(names, labels)
         origin, parts = _plan_parts(store, chosen, short_side, decoder)
         folder = sibling_path(path, ".parts")
+        times = change_times(store) if path.exists() or folder.exists() else {}
+        parts = [replace(part, is_stale=bool(changed_since(folder / part.name, part.keys, times))) for part in parts]
         with file_lock(sibling_path(path, ".lock", hidden=True)):
             if path.exists():
                 found, remedy = cls(path), "choose another path, or move that file away"
@@ -276,6 +281,7 @@ class PixelStore(Labeled, Dataset):
                     raise PixelError(
                         f"{path} has {len(differing)} labels that are not those asked for ({differing[0]}): {remedy}"
                     )
+                _check_changed(found, store, changed_since(path, chosen, times), remedy)
             else:
                 failures: dict[str, str] = {}
                 for failed in map_items(
@@ -298,6 +304,8 @@ class PixelStore(Labeled, Dataset):
                     _write_file(whole, origin, chosen, block, images)
                     with open(whole, "rb") as file:  # all is on the disk before it gets its name
                         os.fsync(file.fileno())
+                    began_ns = min((folder / part.name).stat().st_mtime_ns for part in parts)
+                    os.utime(whole, ns=(began_ns, began_ns))
                     whole.replace(path)
                 except OSError as error:
                     if not is_disk_full(error):
@@ -468,7 +476,7 @@ def _write_file(
     version, label_column, class_block = labels
     index_bytes = 8 + 32 * len(keys) + len(class_block) + len(key_block)
     offsets, shapes, crcs = [], [], []
-    with atomic_path(path) as half, open(half, "wb") as file:
+    with atomic_path(path, dated=True) as half, open(half, "wb") as file:
         file.seek(_HEADER_BYTES + index_bytes)
         file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
         for pixels in images:
@@ -509,6 +517,7 @@ class _Part:
     name: str
     keys: list[str]
     origin: _Origin
+    is_stale: bool = False  # an image is newer than what an earlier run made of it
 
     def __str__(self) -> str:
         return f"{self.name} ({self.keys[0]} to {self.keys[-1]})"
@@ -541,7 +550,7 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
     with suppress(FileNotFoundError, PixelError):
         made = PixelStore(path)
         # After a loss of power a file may be incomplete.
-        if made._origin == part.origin and all(map(made._is_sound, range(len(made)))):
+        if not part.is_stale and made._origin == part.origin and all(map(made._is_sound, range(len(made)))):
             return {}
     # The whole file has labels: a part's pixels do not depend on them.
     no_labels = _label_block([], np.zeros(len(part.keys), np.int64))
@@ -550,6 +559,28 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
     except ItemErrors as error:
         return error.failures
     return {}
+
+
+def _check_changed(found: PixelStore, store: Store, changed: list[str], remedy: str) -> None:
+    """Compare images that may be other ones by now, as the times of their files say, with their pixels; PixelError."""
+    if not changed:
+        return
+    began_s, rows = time.time(), {key: row for row, key in enumerate(found.keys)}
+
+    def is_same(key: str) -> bool:
+        with suppress(DecodeError, KeyError, OSError):
+            image = decode(store.read(key), found._origin.decoder, key=key)
+            return np.array_equal(shrink(image, found._origin.short_side), found.pixels(rows[key]))
+        return False
+
+    sound = map_items(is_same, changed, engine="threads", progress=False)
+    if replaced := [key for key, same in zip(changed, sound, strict=True) if not same]:
+        raise PixelError(
+            f"{found.path} holds other pixels of {n_images(len(replaced))} that were replaced since, such as "
+            f"{replaced[0]!r}: {remedy}"
+        )
+    with suppress(OSError):  # another user's file
+        os.utime(found.path, (began_s, began_s))
 
 
 def _load_images(store: Store, part: _Part) -> Iterator[np.ndarray]:

@@ -1,14 +1,18 @@
 """Image files on an HTTP server or in object storage, and the store that fits a path or URL."""
 
 import json
+import math
 import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from email.utils import mktime_tz, parsedate_tz
 from functools import partial
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import numpy as np
@@ -43,6 +47,9 @@ _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper withou
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
 _TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
+
+
+Result = TypeVar("Result")
 
 
 class HttpStore(ListedStore):
@@ -113,6 +120,30 @@ class HttpStore(ListedStore):
             if answer.status == 200 and not is_listing:
                 return answer.data
         raise MissingKeyError(f"{key!r} is not a file under {self.name}")
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each file, int64, in the order of `keys()`: a request for each, without the file."""
+        return np.array([size for size, _ in self._facts()], np.int64)
+
+    def changed_at(self) -> np.ndarray:
+        """When each file was last changed, as the server says, in seconds since 1970; NaN where it does not."""
+        return np.array([time_s for _, time_s in self._facts()], np.float64)
+
+    def _facts(self) -> list[tuple[int, float]]:
+        """Size of each file, and when it was last changed."""
+        self.allow_requests(_READS_AHEAD)
+        return [answer.result() for answer in _ahead(self._facts_of, self.keys())]
+
+    def _facts_of(self, key: str) -> tuple[int, float]:
+        answer = self._client.get(self._url_of(key), 0, 1, with_body=False)
+        if answer.status in MISSING or not is_file_key(key):
+            raise MissingKeyError(f"{key!r} is not a file under {self.name}")
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if answer.status == 200 and "Content-Encoding" not in answer.headers:  # ranges are not for this server
+            total = answer.headers.get("Content-Length", "")
+        size = 0 if answer.status == 416 else int(total) if total.isdecimal() else len(self.read(key))
+        changed = parsedate_tz(answer.headers.get("Last-Modified", ""))
+        return size, float(mktime_tz(changed)) if changed else math.nan
 
     def _url_of(self, key: str) -> str:
         """It keeps the folder's query, which may hold a signature."""
@@ -233,20 +264,35 @@ class ObjectStore(ListedStore):
         Raises:
             KeyError: an object is no longer there.
         """
-        sizes = self._list()
+        sizes = {key: about.get("size") for key, about in self._list().items()}
         if lost := next((key for key in self.keys() if key not in sizes), None):
             raise MissingKeyError(f"{lost!r} is no longer under {self.name}: open the store again")
         known = ((key, sizes[key]) for key in self.keys())
         return np.array([len(self.read(key)) if size is None else size for key, size in known], np.int64)
 
+    def changed_at(self) -> np.ndarray:
+        """When each object was last changed, in seconds since 1970, as the service lists it; NaN where it does not."""
+        found = self._list()
+        return np.array([_seconds_of(found.get(key, {})) for key in self.keys()], np.float64)
+
     def _list_keys(self) -> list[str]:
         return list(images_among(self._list(), self._ignore, self.name, self._folders))
 
-    def _list(self) -> dict[str, int | None]:
-        """Names of all objects under the prefix, and their sizes, where the service tells them."""
+    def _list(self) -> dict[str, dict[str, Any]]:
+        """Names of all objects under the prefix, and what the service tells of them."""
         with self._client.open() as (filesystem, root):
             found = filesystem.find(root, detail=True)
-        return {path.removeprefix(root).removeprefix("/"): about.get("size") for path, about in found.items()}
+        return {path.removeprefix(root).removeprefix("/"): about for path, about in found.items()}
+
+
+def _seconds_of(about: dict[str, Any]) -> float:
+    """When an object was last changed: each of fsspec's filesystems has a name and a type of its own for it."""
+    names = ("LastModified", "last_modified", "updated", "mtime", "created")
+    with suppress(StopIteration, TypeError, ValueError):
+        time = next(about[name] for name in names if about.get(name) is not None)
+        time = datetime.fromisoformat(time) if isinstance(time, str) else time
+        return time.timestamp() if isinstance(time, datetime) else float(time)
+    return math.nan
 
 
 def open_store(
@@ -347,14 +393,20 @@ def reads_ahead(store: Store, keys: Sequence[str]) -> Iterator[Callable[[], byte
         yield from (partial(store.read, key) for key in keys)
         return
     allow_requests(store, _READS_AHEAD)
-    pool, coming = ThreadPoolExecutor(_READS_AHEAD, "labkit-reads"), deque[Future[bytes]]()
+    for answer in _ahead(store.read, keys):
+        yield answer.result
+
+
+def _ahead(function: Callable[[str], Result], keys: Iterable[str]) -> Iterator["Future[Result]"]:
+    """What a function that sends a request gives for each key, in order, with 32 requests at a time."""
+    pool, coming = ThreadPoolExecutor(_READS_AHEAD, "labkit-reads"), deque[Future[Result]]()
     try:
         for key in keys:
-            coming.append(pool.submit(store.read, key))
+            coming.append(pool.submit(function, key))
             if len(coming) == _READS_AHEAD:
-                yield coming.popleft().result
+                yield coming.popleft()
         while coming:
-            yield coming.popleft().result
+            yield coming.popleft()
     finally:  # whoever stops reading waits for no more than what was asked for
         pool.shutdown(cancel_futures=True)
 

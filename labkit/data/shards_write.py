@@ -23,7 +23,7 @@ import numpy as np
 
 from labkit.data.labels import as_json, check_named, check_same_classes, chosen_keys, labels_of, sizes_of
 from labkit.data.remote import as_store, reads_ahead
-from labkit.data.stores import Store
+from labkit.data.stores import Store, change_times, changed_since
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_int, require_local_path, require_seed
 from labkit.util.files import (
@@ -89,7 +89,7 @@ def write_shards(
     `labkit.data.shards_write.member_names`). Captions are in a `<key>.txt` instead, and labels that are neither in a
     `<key>.json`. `manifest.json`, written last, has the class names, and count, bytes and SHA-256 of each shard. The
     same images, labels and settings give the same bytes, for any engine and number of workers. After a kill, a rerun
-    verifies what is there and writes the rest::
+    verifies what is there and writes the rest; an image that was replaced since is an error::
 
         lk.write_shards(lk.FolderStore("photos"), "shards", max_bytes=256_000_000, seed=0)
 
@@ -141,10 +141,14 @@ def write_shards(
     }
 
     known_rows = _read_known_rows(root, settings, classes)
+    times = change_times(store) if known_rows else {}
     remove_leftovers(root)  # of runs that were killed; a run that goes on keeps its own
     parts = _split_into_shards(samples, max_count, max_bytes)
     names = [f"shard-{number:06d}.tar" for number in range(len(parts))]
-    items = [(name, part, known_rows.get(name)) for name, part in zip(names, parts, strict=True)]
+    items = [
+        (name, part, known_rows.get(name), bool(changed_since(root / name, (each.store_key for each in part), times)))
+        for name, part in zip(names, parts, strict=True)
+    ]
     rows = map_items(
         partial(_make_shard, store, root),
         items,
@@ -280,13 +284,17 @@ def _header(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | None]) -> dict:
-    """Write one shard, unless it is there as its known row says; returns its row of the manifest."""
-    name, samples, known = item
+def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | None, bool]) -> dict:
+    """Write one shard, unless it is there as its known row says and no image is newer; returns its row of the manifest.
+
+    One that is newer is compared by what it gives: the bytes of the shard are those of its images.
+    """
+    name, samples, known, is_stale = item
     path = root / name
-    if known and path.is_file() and path.stat().st_size == known["n_bytes"] and _sha256_of(path) == known["sha256"]:
+    is_whole = known and path.is_file() and path.stat().st_size == known["n_bytes"]
+    if known and is_whole and not is_stale and _sha256_of(path) == known["sha256"]:
         return known
-    with atomic_path(path) as partial_path:
+    with atomic_path(path, dated=True) as partial_path:
         _write_tar(partial_path, samples, store)
         n_bytes, sha256 = partial_path.stat().st_size, _sha256_of(partial_path)
         row = {"name": name, "n_samples": len(samples), "n_bytes": n_bytes, "sha256": sha256}

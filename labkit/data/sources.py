@@ -466,6 +466,11 @@ class ShardStore(ListedStore):
         self.keys()
         return self._images().sizes
 
+    def changed_at(self) -> np.ndarray:
+        """When the tar of each image was last changed, in seconds since 1970, float64, in the order of `keys()`."""
+        self.keys()
+        return np.array([os.stat(tar.path).st_ctime for tar in self._tars])[self._tar_of]
+
     @cached_property
     def labels(self) -> Sequence[Any] | None:
         """The label of each image, in the order of `keys()`; None if the tars hold none."""

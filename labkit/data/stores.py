@@ -1,11 +1,12 @@
 """What a store is: named bytes, such as the image files in a folder. Decoding is in `labkit.data.decode`."""
 
 import errno
+import math
 import os
 import stat
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,6 +36,32 @@ class HasSizes(Protocol):
 
     def sizes(self) -> np.ndarray:
         """Bytes of each image, int64, in the order of `keys()`."""
+
+
+@runtime_checkable
+class HasTimes(Protocol):
+    """A store that knows when its images were last changed."""
+
+    def changed_at(self) -> np.ndarray:
+        """Seconds since 1970, float64, in the order of `keys()`; NaN where that is unknown."""
+
+
+def change_times(store: Store) -> dict[str, float]:
+    """When each image was last changed, in seconds since 1970; empty if the store does not know."""
+    return dict(zip(store.keys(), store.changed_at().tolist(), strict=True)) if isinstance(store, HasTimes) else {}
+
+
+def changed_since(path: Path, keys: Iterable[str], times: Mapping[str, float]) -> list[str]:
+    """Those of some images that were changed since a file was begun that was made of them; none without such a file.
+
+    The file's time is that of its beginning (`atomic_path`, `dated`). An image may be the same all the same, as after a
+    copy of its folder: what it gives has to be compared.
+    """
+    try:
+        began_s = os.stat(path).st_mtime
+    except FileNotFoundError:
+        return []
+    return [key for key in keys if times.get(key, math.nan) >= began_s]
 
 
 @runtime_checkable
@@ -84,6 +111,14 @@ class ListedStore(ABC):
         """The first folders in which no key is: how many files of each suffix there are in it, `""` for none."""
         self.keys()
         return {folder: found for folder, found in sorted(self._folders.items()) if found is not None}
+
+    def changed_at(self) -> np.ndarray:
+        """When each image was last changed, in seconds since 1970, float64, in the order of `keys()`; NaN if unknown.
+
+        Of a local file that is the time of its inode, which neither a copy nor a renaming keeps, as they may keep the
+        time of modification.
+        """
+        return np.full(len(self), os.stat(self.name).st_ctime if os.path.isfile(self.name) else np.nan)
 
     @abstractmethod
     def _list_keys(self) -> Iterable[str]:
@@ -174,11 +209,18 @@ class FolderStore(ListedStore):
         """Bytes of each file, int64, in the order of `keys()`."""
         return np.fromiter(map(self._size, self.keys()), np.int64, len(self))
 
+    def changed_at(self) -> np.ndarray:
+        """When each file was last changed or put there, in seconds since 1970, float64, in the order of `keys()`."""
+        return np.fromiter((self._status(key).st_ctime for key in self.keys()), np.float64, len(self))
+
     def extents(self, key: str, first: bool) -> Iterator[Extent]:
         """What a disk does for `read(key)`, for `SimulatedStore`: it opens one file and reads its bytes."""
         yield Extent(self._path(key), 0, self._size(key), opens=True)
 
     def _size(self, key: str) -> int:
+        return self._status(key).st_size
+
+    def _status(self, key: str) -> os.stat_result:
         try:
             status = os.stat(self._path(key))
         except OSError as error:
@@ -189,7 +231,7 @@ class FolderStore(ListedStore):
             raise MissingFileError(f"{key!r} under {self.root} {state}, or list the folder again without it") from error
         if not stat.S_ISREG(status.st_mode):
             raise MissingFileError(f"{key!r} under {self.root} is not a file, but a pipe or the like: move it away")
-        return status.st_size
+        return status
 
     def _path(self, key: str) -> str:
         require_a(str, "key", key, "one of the store's keys(), a string")

@@ -215,19 +215,23 @@ def write_all_atomic(contents: Mapping[Path, bytes]) -> None:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, dated: bool = False) -> Iterator[Path]:
     """A temporary path next to `path`, renamed to it at the end and removed on an error. Makes missing folders.
 
     The first time that a process writes to a folder, it removes the partial files that killed processes left there.
-    If the disk is full, the OSError names `path`.
+    If the disk is full, the OSError names `path`. With `dated`, the file's time is that of its beginning: whatever was
+    changed while it was written is newer.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers_once(path.parent.absolute())
     # Without `path.name`, which may have the longest length allowed; random, as containers on one disk share pids.
     partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
-        with open_locked(partial, "xb"):  # never through a link or over another file
+        with open_locked(partial, "xb") as file:  # never through a link or over another file
+            began_ns = os.fstat(file.fileno()).st_mtime_ns
             yield partial
+            if dated:
+                os.utime(partial, ns=(began_ns, began_ns))
             partial.replace(path)
     except OSError as error:
         if error.errno in _NO_SPACE or error.filename == os.fspath(partial):
