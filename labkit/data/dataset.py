@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.buckets import Buckets
-from labkit.data.decode import DECODERS, decode, load_pixels, open_any, rgb_of, warn_of_lost_bits
+from labkit.data.decode import DECODERS, PixelLimit, decode, load_pixels, open_any, rgb_of, warn_of_lost_bits
 from labkit.data.labels import Labeled, check_named, chosen_keys, label_at, labels_of
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError, WrongTypeError
@@ -133,6 +133,7 @@ class ImageDataset(Labeled, Dataset):
         self.classes, self.labels = labels_of(self.keys, classes, labels=labels, source=store)
         self.targets = None if targets is None else self._checked(targets)
         self.return_keys = require_a(bool, "return_keys", return_keys, "True or False")
+        self._pixel_limit = PixelLimit()
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from labkit.data.decode import load_pixels, open_image
+from labkit.data.decode import PixelLimit, load_pixels, open_image
 from labkit.data.remote import as_store
 from labkit.errors import ArgumentError, DecodeError, MissingFileError, MissingKeyError
 from labkit.util.arguments import require_choice, require_local_path
@@ -348,6 +348,7 @@ class DepthPairs(Dataset):
         self.flip_p = flip_p
         self.fast = fast
         self.list = require_local_path("filename_list", filename_list)
+        self._pixel_limit = PixelLimit()
         self.names, self.lines, self.n_without_depth = read_list(self.list, self.preset)
         self.keys = self.names["rgb"]
         is_reader = callable(getattr(store, "read", None)) and not isinstance(store, type)

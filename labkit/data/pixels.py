@@ -44,7 +44,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labkit.data.dataset import sample_of, transformed
-from labkit.data.decode import decode, load_decoder
+from labkit.data.decode import PixelLimit, decode, load_decoder
 from labkit.data.labels import (
     Labeled,
     as_json,
@@ -518,6 +518,7 @@ class _Part:
     keys: list[str]
     origin: _Origin
     is_stale: bool = False  # an image is newer than what an earlier run made of it
+    pixel_limit: PixelLimit = field(default_factory=PixelLimit)  # of this process
 
     def __str__(self) -> str:
         return f"{self.name} ({self.keys[0]} to {self.keys[-1]})"

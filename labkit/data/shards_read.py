@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
-from labkit.data.decode import DECODERS, decode
+from labkit.data.decode import DECODERS, PixelLimit, decode
 from labkit.data.labels import typed_labels
 from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
 from labkit.data.shards_write import LABEL_SUFFIXES
@@ -443,7 +443,7 @@ class ShardDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker does not inherit the rank that torch.distributed has.
-        return {**self.__dict__, "_parent": self._find_reader()}
+        return {**self.__dict__, "_parent": self._find_reader(), "_pixel_limit": PixelLimit()}
 
     def _find_reader(self) -> ReaderRank:
         worker, num_workers = number_in_environment("WORKER", -1), number_in_environment("NUM_WORKERS", 0)

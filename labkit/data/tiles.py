@@ -32,7 +32,7 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from labkit.data.decode import MAX_PIXELS, decode, open_image
+from labkit.data.decode import decode, max_pixels, open_image
 from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
@@ -428,8 +428,8 @@ def _restart_interval_of(data: bytes) -> int:
     mcu = _mcu_of(data[frame.start + 6 : frame.start + 6 + 3 * n_components])
     if frame.marker > 0xC2 or n_bits != 8 or mcu is None:
         raise _CannotTile("it is no JPEG of 8 bits with Huffman codes in one or three components")
-    if height * width > MAX_PIXELS:
-        raise _CannotTile(f"it has {height * width} pixels, more than the {MAX_PIXELS} that labkit decodes")
+    if height * width > max_pixels():
+        raise _CannotTile(f"it has {height * width} pixels, more than the {max_pixels():.0f} that labkit decodes")
     interval = restart_interval(width, mcu[1])
     if interval is None:
         raise _CannotTile(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from labkit.data.dataset import SkipLog
-from labkit.data.decode import MAX_PIXELS, decode, jpeg_orientation
+from labkit.data.decode import decode, jpeg_orientation, max_pixels
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
 from labkit.data.tiles import Tiling, cut, head_of, tiling_of
@@ -334,7 +334,7 @@ class _EncodedImage:
         if not is_upright or not self.data.endswith(b"\xff\xd9"):
             return None
         frame = Frame(head.height, head.width) if head else self._decoder.header(self.data)
-        return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
+        return frame if frame and frame.height * frame.width <= max_pixels() else None
 
     def _decode_whole(self) -> np.ndarray:
         if self._whole is None:

@@ -1,7 +1,7 @@
 """Argument checks with one form of error, and the limits on the memory that one file may take.
 
 An error names the argument, what it accepts, and what was given. A damaged or hostile file that states more than a
-limit is refused. Pixels have a limit of their own, `labkit.data.decode.MAX_PIXELS`.
+limit is refused. Pixels have a limit of their own, `labkit.data.decode.max_pixels`.
 """
 
 import json
