@@ -61,6 +61,10 @@ class DecodeError(LabkitError, ValueError):
     """
 
 
+class NothingLeft(DecodeError):
+    """Every image of a batch was skipped, so that there is no batch; the message has the first one's reason."""
+
+
 class UnsafeTarError(LabkitError, ValueError):
     """A member that would leave its folder, or is not a file, folder or link. Nothing of the archive is extracted."""
 

@@ -15,7 +15,7 @@ from labkit.data.buckets import Buckets
 from labkit.data.decode import DECODERS, PixelLimit, decode, load_pixels, open_any, rgb_of, warn_of_lost_bits
 from labkit.data.labels import Labeled, check_named, chosen_keys, label_at, labels_of
 from labkit.data.stores import Store
-from labkit.errors import ArgumentError, DecodeError, MissingKeyError, WrongTypeError
+from labkit.errors import ArgumentError, DecodeError, MissingKeyError, NothingLeft, WrongTypeError
 from labkit.util.arguments import kind_of, require_a, require_callable, require_choice
 from labkit.util.files import SharedFile, n_images
 
@@ -274,7 +274,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if not samples:
         raise ArgumentError("a batch needs at least one sample: the batch_sampler gave an empty list of indices")
     if not kept:
-        raise DecodeError(f"all {len(samples)} images of a batch were skipped, the first: {samples[0].reason}")
+        raise NothingLeft(f"all {len(samples)} images of a batch were skipped, the first: {samples[0].reason}")
     if isinstance(kept[0], Targeted):
         from labkit.data.targets import collate_targets
 

@@ -11,7 +11,6 @@ import random
 import secrets
 import sys
 import tempfile
-import warnings
 import weakref
 import zlib
 from collections import Counter
@@ -22,7 +21,7 @@ from itertools import islice
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Never, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -34,9 +33,9 @@ from labkit.data.labels import typed_labels
 from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
-from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
+from labkit.util.arguments import refuse_removed, require_callable, require_choice, require_int, require_seed
 from labkit.util.files import IMAGE_SUFFIXES
-from labkit.util.process import number_in_environment, rank_and_world_size
+from labkit.util.process import number_in_environment, rank_and_world_size, warn_caller
 
 Item = TypeVar("Item")
 
@@ -218,7 +217,7 @@ class EpochOrder:
             raise ArgumentError(f"no sample is in {names}: write the shards again, or leave out those that are empty")
 
 
-_SET, _LOADED = -1, -2  # in place of a worker: an epoch was set, a state was loaded
+_SET, _LOADED, _STANDS = -1, -2, -3  # in place of a worker: an epoch was set, a state was loaded, a look is over
 _ALL_RANKS = -1
 
 
@@ -272,6 +271,10 @@ class EpochCounter:
         """Go on with `epoch`, of which a state was loaded."""
         self._note(rank, 0, _LOADED, epoch)
 
+    def stand(self, rank: int, epoch: int) -> None:
+        """Let the next pass be `epoch`, if passes are counted, whichever have begun since."""
+        self._note(rank, 0, _STANDS, epoch)
+
     def begin(self, rank: int) -> Pass:
         """The current process's pass."""
         worker, token = get_worker_info(), secrets.randbits(60)
@@ -295,6 +298,8 @@ class EpochCounter:
                 if value == token:
                     return Pass(passes[key], is_counted, key == first)
                 epoch = max(epoch, passes[key] + 1) if is_counted else epoch
+            elif worker == _STANDS:
+                epoch = value if is_counted else epoch
             else:
                 epoch, is_counted = value, is_counted and worker == _LOADED
                 first = None if worker == _LOADED else first
@@ -317,6 +322,22 @@ class Progress:
     n_given: int = 0
 
 
+class _Standing:
+    """Where a pass stands, for the data set, which must not hold the pass itself.
+
+    Attributes:
+        progress: How far it has come.
+        outer: The pass at which the data set stood when it began.
+        before: What the data set then had as its progress, and as a loaded state.
+        n_looks: How many passes began and were left since it gave a sample.
+    """
+
+    def __init__(self, progress: Progress, outer: "_Standing | None", n_loads: int):
+        self.progress, self.outer, self.n_loads, self.n_looks = progress, outer, n_loads, 0
+        self.before: tuple[Progress | None, tuple[ReaderRank, Progress] | None] = None, None
+        self.has_given, self.is_running = False, True
+
+
 class ShardWarning(UserWarning):
     """Some workers or ranks have nothing to read, or ranks may read different epochs."""
 
@@ -330,6 +351,11 @@ class ShardDataset(IterableDataset):
         classes: Names that labels index into; None without a manifest.
 
     Nothing of a sample is unpickled or executed: an image is decoded, a label is a number, text or JSON.
+
+    Each `iter()` begins a pass. An error of one sample is raised when it is asked for, and whoever catches it gets the
+    sample after it by the next `next`; the one that failed counts as given. An error of a shard ends the pass. In one
+    process, a look at some samples while another pass is running is not counted, once it is left or the other pass goes
+    on; in the workers of another loader, it is the next epoch.
 
     Raises, while iterating:
         TarError: a shard is cut or damaged, or goes on after its end mark; names it and its last whole member. Or a
@@ -352,7 +378,9 @@ class ShardDataset(IterableDataset):
         require_choice("on_error", self.on_error, ("raise", "skip"))
         self.urls, self.classes = self.order.shards.urls, self.order.shards.classes
         self._counter = EpochCounter()
-        self._progress: Progress | None = None  # of the newest iterator
+        self._progress: Progress | None = None  # of the pass that gave a sample last
+        self._newest: _Standing | None = None  # that pass
+        self._n_loads = 0
         self._saved: tuple[ReaderRank, Progress] | None = None
         self._parent: ReaderRank | None = None
         self._skips = SkipLog() if self.on_error == "skip" else None
@@ -381,21 +409,26 @@ class ShardDataset(IterableDataset):
                 "accelerator.prepare(), and move its batches by .to(accelerator.device)"
             )
         self._counter.set_epoch(epoch)
+        self._newest = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the current process's newest iterator stands, as plain data of some 200 bytes.
+        """Where the current process's pass stands that gave a sample last, as plain data of some 200 bytes.
 
-        Take it between two samples, or let torchdata's `StatefulDataLoader` do so in its workers.
+        Take it between two samples, or let torchdata's `StatefulDataLoader` do so in its workers. Behind the last
+        sample of an epoch, nothing is left of it, and the pass that goes on there is empty. Of two passes at a time,
+        each iterator has a `state_dict()` of its own.
         """
-        reader = self._find_reader()
-        progress = self._progress or Progress(self._counter.next(reader.rank).epoch)
-        return {**asdict(progress), "reader": list(reader), "order_crc32": self.order.crc32}
+        return self._state_of(self._progress or Progress(self._counter.next(self._find_reader().rank).epoch))
+
+    def _state_of(self, progress: Progress) -> dict[str, Any]:
+        return {**asdict(progress), "reader": list(self._find_reader()), "order_crc32": self.order.crc32}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on where `state` was taken: its samples are those left of the undisturbed epoch.
+        """Let the next pass go on where `state` was taken: its samples are those left of the undisturbed epoch.
 
-        What was given before is not decoded again. It takes as many ranks and workers as the state was taken with; with
-        others, begin an epoch by `set_epoch`, without the state.
+        The next pass is that of the next `iter()`, or of an iterator that has given nothing yet. What was given before
+        is not decoded again. It takes as many ranks and workers as the state was taken with; with others, begin an
+        epoch by `set_epoch`, without the state.
 
         Args:
             state: What `state_dict` returned on this rank and worker. That of a `StatefulDataLoader` is for the loader.
@@ -416,22 +449,65 @@ class ShardDataset(IterableDataset):
                 f"samples_per_rank differ; {remedy}"
             )
         self._saved, self._progress = (reader, progress), progress
+        self._newest, self._n_loads = None, self._n_loads + 1
         self._counter.load(self._find_reader().rank, progress.epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        here = self._find_reader()
+        return _ShardPass(self)
+
+    def _begin(self) -> tuple[ReaderRank, _Standing]:
+        here, outer = self._find_reader(), self._newest
+        if outer is not None and outer.is_running and outer.n_looks:
+            # A pass that gives no more, but is kept, must not make all others the same epoch.
+            self._counter.stand(here.rank, outer.progress.epoch + 1 + outer.n_looks)
         begun = self._counter.begin(here.rank)
-        self._progress = Progress(begun.epoch)
-        saved, self._saved = self._saved, None
+        progress, saved, self._saved = Progress(begun.epoch), self._saved, None
         if saved and begun.is_first and saved[1].epoch == begun.epoch:
-            reader, self._progress = saved[0], replace(saved[1])
+            reader, progress = saved[0], replace(saved[1])
             if reader != here:
                 raise ArgumentError(
                     f"the state was taken by {reader}, and this is {here}: go on with as many ranks and workers, each "
                     "with its own state; or begin an epoch by set_epoch(), without the state"
                 )
         self._warn(here, begun)
-        return self._items(here, self._progress)
+        standing = _Standing(progress, outer, self._n_loads)
+        standing.before = self._progress, saved
+        self._newest, self._progress = standing, progress
+        return here, standing
+
+    def _stand_at(self, standing: _Standing) -> None:
+        """Stand at a pass: where another stood there last, the next one is what follows this."""
+        if standing.n_loads != self._n_loads:
+            return
+        if self._newest is not None and self._newest is not standing:
+            self._counter.stand(self._find_reader().rank, standing.progress.epoch + 1)
+        self._newest, self._progress = standing, standing.progress
+
+    def _leave(self, standing: _Standing) -> None:
+        """A pass is left before its end: as a look into another, or if it gave nothing, it leaves no trace."""
+        outer, standing.outer = standing.outer, None
+        if self._newest is not standing or standing.n_loads != self._n_loads or get_worker_info() is not None:
+            return  # in a worker, others have their parts of the pass
+        if standing.has_given and outer is not None and outer.is_running:
+            outer.n_looks += 1
+            self._stand_at(outer)
+        elif not standing.has_given:
+            self._newest, (self._progress, self._saved) = outer, standing.before
+            self._set_next(standing.progress.epoch)
+
+    def _set_next(self, epoch: int) -> None:
+        rank = self._find_reader().rank
+        self._counter.stand(rank, epoch) if self._saved is None else self._counter.load(rank, epoch)
+
+    def _place(self) -> tuple[Any, ...]:
+        """Where the data set stands, for `_return_to`."""
+        epoch = self._counter.next(self._find_reader().rank).epoch
+        return epoch, self._newest, self._progress, self._saved, self._n_loads
+
+    def _return_to(self, place: tuple[Any, ...]) -> None:
+        """Stand again where `_place` was called, as if nothing had been read since."""
+        epoch, self._newest, self._progress, self._saved, self._n_loads = place
+        self._set_next(epoch)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix.
@@ -443,7 +519,8 @@ class ShardDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker does not inherit the rank that torch.distributed has.
-        return {**self.__dict__, "_parent": self._find_reader(), "_pixel_limit": PixelLimit()}
+        here = {"_parent": self._find_reader(), "_newest": None, "_pixel_limit": PixelLimit()}
+        return {**self.__dict__, **here}
 
     def _find_reader(self) -> ReaderRank:
         worker, num_workers = number_in_environment("WORKER", -1), number_in_environment("NUM_WORKERS", 0)
@@ -472,26 +549,7 @@ class ShardDataset(IterableDataset):
             )
         if said and reader.rank == 0 and reader.worker == 0 and not self._has_warned:
             self._has_warned = True
-            warnings.warn(said, ShardWarning, stacklevel=3)
-
-    def _items(self, reader: ReaderRank, progress: Progress) -> Iterator[tuple[Any, ...]]:
-        limit = self.order.samples_per_rank
-        share = None if limit is None else reader.share(limit)
-        while share is None or progress.n_given < share:
-            # In a second round, samples of this epoch come again, in place of those that were skipped.
-            n_read = progress.n_read % share if share else progress.n_read
-            for sample in self.order.samples(reader, progress.epoch, n_read):
-                item = self._decode(sample)
-                progress.n_read += 1
-                if item is not None:
-                    progress.n_given += 1
-                    yield item
-                if progress.n_given == share:
-                    return
-            if share is None:
-                return
-            if not progress.n_given:
-                raise ArgumentError(f"only 0 of {share} samples could be read: all of them were skipped")
+            warn_caller(said, ShardWarning)
 
     def _decode(self, sample: dict[str, Any]) -> tuple[Any, ...] | None:
         """The sample's image and label; None if it is skipped."""
@@ -513,6 +571,83 @@ class ShardDataset(IterableDataset):
             self._skips.add(name, str(error))
             return None
         return sample_of(transformed(self.transform, image, name), label, 0)
+
+
+class _ShardPass(Iterator[tuple[Any, ...]]):
+    """One pass over shards, of one worker of one rank."""
+
+    _standing = _Standing(Progress(0), None, 0)
+    _standing.is_running = False  # until it has begun
+
+    def __init__(self, dataset: ShardDataset):
+        self._dataset = dataset
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader, self._standing = self._dataset._begin()
+        self._progress, limit = self._standing.progress, self._dataset.order.samples_per_rank
+        self._share = None if limit is None else self._reader.share(limit)
+        self._samples: Iterator[dict[str, Any]] | None = None
+
+    def __next__(self) -> tuple[Any, ...]:
+        if not self._standing.is_running:
+            raise StopIteration
+        if not self._standing.has_given and self._dataset._newest is None:  # an epoch was set, or a state loaded
+            self._begin()
+        while True:
+            sample = self._next_sample()
+            self._progress.n_read += 1
+            try:
+                item = self._dataset._decode(sample)
+            except Exception:
+                self._count()  # the next sample is what follows
+                raise
+            except BaseException:  # such as Ctrl-C
+                self.close()
+                raise
+            if item is not None:
+                self._count()
+                return item
+
+    def _next_sample(self) -> dict[str, Any]:
+        order, progress, share = self._dataset.order, self._progress, self._share
+        try:
+            while share is None or progress.n_given < share:
+                if self._samples is None:
+                    # In a second round, samples of this epoch come again, in place of those that were skipped.
+                    n_read = progress.n_read % share if share else progress.n_read
+                    self._samples = order.samples(self._reader, progress.epoch, n_read)
+                sample = next(self._samples, None)
+                if sample is not None:
+                    return sample
+                if share is None:
+                    break
+                if not progress.n_given:
+                    raise ArgumentError(f"only 0 of {share} samples could be read: all of them were skipped")
+                self._samples = None
+        except BaseException:
+            self.close()  # the shards cannot be read on
+            raise
+        self._dataset._stand_at(self._standing)
+        self._standing.is_running, self._standing.outer = False, None
+        raise StopIteration
+
+    def _count(self) -> None:
+        self._progress.n_given += 1
+        self._standing.has_given, self._standing.n_looks = True, 0
+        self._dataset._stand_at(self._standing)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this pass stands, as the data set's `state_dict` says where the data set stands."""
+        return self._dataset._state_of(self._progress)
+
+    def close(self) -> None:
+        """Leave the pass: it gives no more samples."""
+        if self._standing.is_running:
+            self._standing.is_running, self._samples = False, None
+            self._dataset._leave(self._standing)
+
+    __del__ = close
 
 
 def _label_of(data: bytes, kind: str, name: str) -> Any:
@@ -548,6 +683,7 @@ def read_shards(
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
     reads_in_flight: int = 1,
+    **removed: Never,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
@@ -589,6 +725,7 @@ def read_shards(
 
     Taught in: notebooks/08b_shard_order.ipynb
     """
+    refuse_removed("read_shards", removed)
     register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)

@@ -69,37 +69,28 @@ def flips(draws: np.ndarray, probability: float) -> np.ndarray:
     return draws[:, -1] < probability
 
 
-def fitted_crops(sizes: np.ndarray, size: Size, resize: int | None, fit: str) -> np.ndarray:
-    """What is seen of photos without draws, each resized as a whole, then cropped or filled up around its middle.
+def center_crops(sizes: np.ndarray, size: Size, resize: int | None) -> np.ndarray:
+    """The centers of photos, each resized as a whole and then cropped, as torchvision's Resize and CenterCrop do.
 
     Args:
         sizes: int (N, 2): height and width of each photo in pixels.
         size: Height and width of what is seen.
-        resize: With `"crop"`, the photo's shorter side then. None: it just covers `size` / 0.875.
-        fit: `"crop"`, as torchvision's Resize and CenterCrop; `"pad"`: the whole photo, as large as fits; `"stretch"`:
-            the whole photo, whatever its shape; `"cover"`: it just covers `size`, as images of a bucket do.
+        resize: The photo's shorter side then. None: it just covers `size` / 0.875.
 
     Returns:
-        int64 (N, 4): top and left of what is seen in the resized photo, negative where the rest is filled; and height
+        int64 (N, 4): top and left of what is seen in the resized photo, negative where nothing of it lies; and height
         and width that the photo is resized to.
 
-    Source: `_compute_resized_output_size` and `center_crop` of torchvision, `LetterBox` of Ultralytics.
+    Source: `_compute_resized_output_size` and `center_crop` of torchvision.
     """
     sizes, shape = sizes.astype(np.int64), np.array(size)
-    if fit == "stretch":
-        resized = np.broadcast_to(shape, sizes.shape)
-    elif fit == "pad":
-        resized = np.maximum(1, np.rint(sizes * (shape / sizes).min(1, keepdims=True)).astype(np.int64))
-    elif fit == "cover":
-        resized = np.floor(sizes * (shape / sizes).max(1, keepdims=True) + 0.5).astype(np.int64)
-    else:
-        sides = np.rint(shape / _SHARE_SEEN) if resize is None else np.array([resize, resize])
-        is_first = (sides / sizes).argmax(1)[:, None] == np.arange(2)  # the side that decides; the other follows
-        own, longer = np.broadcast_to(sides, sizes.shape)[is_first], sizes[~is_first]
-        resized = np.empty_like(sizes)
-        resized[is_first], resized[~is_first] = own, np.floor(own * longer / sizes[is_first])
+    sides = np.rint(shape / _SHARE_SEEN) if resize is None else np.array([resize, resize])
+    is_first = (sides / sizes).argmax(1)[:, None] == np.arange(2)  # the side that decides; the other follows
+    own, longer = np.broadcast_to(sides, sizes.shape)[is_first], sizes[~is_first]
+    resized = np.empty_like(sizes)
+    resized[is_first], resized[~is_first] = own, np.floor(own * longer / sizes[is_first])
     beyond = resized - shape
-    offsets = np.where(beyond < 0, -(-beyond // 2), beyond // 2 if fit == "cover" else np.rint(beyond / 2))
+    offsets = np.where(beyond < 0, -(-beyond // 2), np.rint(beyond / 2))
     return np.hstack([offsets.astype(np.int64), resized])
 
 

@@ -7,11 +7,11 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -24,13 +24,10 @@ from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
 from labkit.data.stores import Store
 from labkit.data.tiles import Tiling, cut, head_of, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
-from labkit.loading.crops import Size, fitted_crops, flips, random_crops, uniforms
+from labkit.loading.crops import Size, center_crops, flips, random_crops, uniforms
 from labkit.loading.own_transform import OwnTransform
 from labkit.loading.resize import Box, Resizer
 from labkit.util.arguments import check_normalization, require_choice
-
-if TYPE_CHECKING:
-    from labkit.data.targets import Target
 
 
 class BatchBuffers:
@@ -54,13 +51,16 @@ class BatchBuffers:
         if self._pin_memory:
             pinned = torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
             return pinned.numpy(), pinned
-        self._n_bytes = max(self._n_bytes, n_bytes)  # batches of buckets have several sizes
+        self._n_bytes = max(self._n_bytes, n_bytes)  # a batch sampler's batches may have several lengths
         memory = self._free.pop() if self._free else np.empty(0, np.uint8)
         if len(memory) < n_bytes:
             memory = np.empty(self._n_bytes, np.uint8)
         lent = memory[:n_bytes]  # torch keeps this object alive as long as any tensor over it
         weakref.finalize(lent, self._free.append, memory).atexit = False
         return lent, torch.from_numpy(lent)
+
+    def __reduce__(self) -> tuple:  # of a copy of the loader, such as for another process
+        return BatchBuffers, (self._free.maxlen, self._pin_memory)
 
 
 # NumPy has no bfloat16, and OpenCV copies the bits of either half type as those of an integer.
@@ -121,7 +121,7 @@ class PixelFormat:
 class Crop(NamedTuple):
     """What an image of a batch is made of.
 
-    place: A box in the photo, or, if `is_whole`, what `fitted_crops` gives for it.
+    place: A box in the photo, or, if `is_whole`, what `center_crops` gives for it.
     draw: Epoch, index and occurrence, which the draws of a transform depend on; None without one.
     """
 
@@ -144,12 +144,6 @@ class CropWriter:
         self._resizer, self.transform = resizer, transform
         self._converter = _converter(pixels)
         self._size, self._local = pixels.size, _Scratch()
-
-    def of(self, pixels: PixelFormat) -> "CropWriter":
-        """One of other pixels."""
-        writer = CropWriter(pixels, self._resizer, self.transform)
-        writer._local = self._local  # one for all buckets, which are many
-        return writer
 
     def write(self, row: np.ndarray, source: np.ndarray, crop: Crop) -> None:
         """Write one image of a batch into `row`.
@@ -188,7 +182,7 @@ class _Scratch(threading.local):
             self._bytes = np.empty(n_bytes, np.uint8)
         return self._bytes[:n_bytes].reshape(*size, 3)
 
-    def __reduce__(self) -> tuple:  # on the way to another process
+    def __reduce__(self) -> tuple:  # of a copy of the loader, such as for another process
         return _Scratch, ()
 
 
@@ -217,8 +211,7 @@ def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) 
 
 @dataclass(frozen=True)
 class CropPolicy:
-    """What happens to an image on its way into a batch. `size` is height and width, and `fit` also that of a bucket,
-    `"cover"`; the others are those of `BatchLoader`."""
+    """What happens to an image on its way into a batch. `size` is height and width; the others are `BatchLoader`'s."""
 
     size: Size
     train: bool
@@ -227,7 +220,6 @@ class CropPolicy:
     ratio: tuple[float, float]
     flip: float
     resize: int | None = None
-    fit: str = "crop"
 
     def numbers(self, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> np.ndarray:
         """Random numbers for each image, drawn before its size is known, (N, DRAWS)."""
@@ -236,15 +228,15 @@ class CropPolicy:
     @property
     def is_whole(self) -> bool:
         """Whether photos are resized as a whole; else crops are."""
-        return not self.train or self.fit != "crop"
+        return not self.train
 
     def crops(self, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Top, left, height and width of each crop, and 1 if it is mirrored, int64 (N, 5).
 
-        If photos are resized as a whole, the first four are those of `fitted_crops`.
+        If photos are resized as a whole, the first four are those of `center_crops`.
         """
         if self.is_whole:
-            boxes = fitted_crops(sizes, self.size, self.resize, self.fit)
+            boxes = center_crops(sizes, self.size, self.resize)
         else:
             boxes = random_crops(numbers, sizes, self.scale, self.ratio)
         return np.column_stack([boxes, flips(numbers, self.flip if self.train else 0.0)])
@@ -257,11 +249,6 @@ class View(NamedTuple):
     draw: CropPolicy
     writer: CropWriter
 
-    def of_bucket(self, size: Size) -> "View":
-        """The same for images of a bucket, which just cover its shape."""
-        pixels, draw = replace(self.pixels, size=size), replace(self.draw, size=size, resize=None, fit="cover")
-        return View(pixels, draw, self.writer.of(pixels))
-
 
 class BatchPart(NamedTuple):
     """Some images of a batch, which one thread makes."""
@@ -272,7 +259,6 @@ class BatchPart(NamedTuple):
     occurrences: np.ndarray
     epoch: int
     plan: np.ndarray  # of the filler
-    targets: np.ndarray  # objects: what goes with each image, by name
 
     def draw(self, position: int) -> tuple[int, int, int] | None:
         """What the draws of an image's transform depend on; None without one."""
@@ -368,7 +354,7 @@ class _ThreadDecoder(threading.local):
     def __init__(self) -> None:
         self.decoder = open_decoder()
 
-    def __reduce__(self) -> tuple:  # on the way to another process
+    def __reduce__(self) -> tuple:  # of a copy of the loader, such as for another process
         return _ThreadDecoder, ()
 
 
@@ -377,11 +363,8 @@ class EncodedFiller:
 
     smallest_task = 2
 
-    def __init__(
-        self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None,
-        targets: Mapping[str, "Target"] | None = None,
-    ):  # fmt: skip
-        self._store, self._keys, self._skips, self._targets = store, keys, skips, targets or {}
+    def __init__(self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None):
+        self._store, self._keys, self._skips = store, keys, skips
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = _ThreadDecoder()
 
@@ -442,27 +425,7 @@ class EncodedFiller:
             for view, row, (y, x, height, width, mirror) in places:
                 within = box[0] + (y - top) * shrunk, box[1] + (x - left) * shrunk, height * shrunk, width * shrunk
                 view.writer.write(row, pixels, Crop(within, mirror, False, draw))
-        if self._targets:
-            part.targets[position] = self._crop_targets(key, image, part.views[0], crops[0])
         return True
-
-    def _crop_targets(self, key: str, image: _EncodedImage, view: View, crop: list[int]) -> dict[str, Any]:
-        """What each target of an image shows in its crop."""
-        *place, mirror = crop
-        size, whole, (top, left, height, width) = image.size, view.draw.is_whole, map(float, place)
-        if whole:
-            step_y, step_x = size[0] / height, size[1] / width
-            top, left, height, width = (
-                top * step_y,
-                left * step_x,
-                view.draw.size[0] * step_y,
-                view.draw.size[1] * step_x,
-            )
-        box = top, left, height, width
-        return {
-            name: target.crop(key, size, box, view.draw.size, bool(mirror), photo=image.data, whole=whole)
-            for name, target in self._targets.items()
-        }
 
     def _scale(self, smallest: int) -> int:
         """At which part of its size an image may be decoded."""

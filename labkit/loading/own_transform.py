@@ -98,7 +98,7 @@ class OwnTransform:
     the global ones (`random`, `numpy.random`, torch's), as `labkit.loading.drawing` finds. Any other may draw from
     these, so one thread at a time calls it; if it does not, state that by `transform.draws_globally = False`. No lock
     keeps a thread of the training itself from drawing at the same moment, so that `BatchLoader` refuses such a
-    transform.
+    transform; `lk.make_loader` takes it, in whose workers nothing else draws.
 
     Args:
         transform: An Albumentations transform, called with `image=`, uint8 (H, W, 3). Or a function or another object,
@@ -210,9 +210,8 @@ class OwnTransform:
             remedy = "; or set transform.draws_globally = False, if it does not draw from them"
         warn_caller(
             f"transform= {reason}: of the threads' time, {found.lost_share:.0%} is waiting for it, "
-            f"{found.waiting_us:.0f} us an image beside {found.busy_us:.0f} us on a core. Pass it to lk.ImageDataset "
-            "and take lk.make_loader, whose workers are processes with a lock each, or do it with whole batches on the "
-            f"GPU{remedy}",
+            f"{found.waiting_us:.0f} us an image beside {found.busy_us:.0f} us on a core. Load with lk.make_loader, "
+            f"whose workers each have a lock of their own, or do it with whole batches on the GPU{remedy}",
             LoaderWarning,
         )
 

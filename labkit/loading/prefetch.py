@@ -1,17 +1,18 @@
 """CUDAPrefetcher: copy the next batches to the device while it computes on this one."""
 
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.errors import OperationError
+from labkit.loading.resume import FailedBatch
 from labkit.measure.steady import LoaderWrapper
 from labkit.util.arguments import require_a, require_int, require_iterable
+from labkit.util.process import warn_caller
 from labkit.util.tensor_trees import iter_tensors, move_tensors
 
 Copied = tuple[torch.Event, list[Tensor]]  # what a batch has to wait for, and what was made on the device for it
@@ -37,8 +38,10 @@ class CUDAPrefetcher(LoaderWrapper):
     (`record_stream`): all that torch made while the batch was copied, wherever an object hides them. torch refuses that
     for sparse tensors and for nested ones without `layout=torch.jagged`: make them on the device. Without it, the
     next copy could overwrite a batch that queued kernels have yet to read, once its last reference is dropped. Iterate
-    once per epoch. An error of the loader is raised after the batches that came before it. If the loader has
-    `state_dict`, so has this: batches that are only copied ahead come after a resume.
+    once per epoch. An error of the loader is raised after the batches that came before it; whoever catches it gets what
+    the loader gives after it. If the loader has `state_dict`, so has this, and so has each pass over it: batches that
+    are only copied ahead come after a resume. A look at some batches while another pass is running changes nothing, as
+    it is with the loaders of `lk.make_loader` and `lk.BatchLoader`.
 
     >>> loader = lk.make_loader(lk.ImageDataset("photos"), lk.LoaderConfig(batch_size=1))
     >>> for images, labels in lk.CUDAPrefetcher(loader, "cuda"):  # doctest: +SKIP
@@ -57,7 +60,8 @@ class CUDAPrefetcher(LoaderWrapper):
         self.depth, self.device = require_int("depth", depth), torch.device(device)
         self.batches_ahead = depth
         self.transfer = _make_transfer(self.device)
-        self._state: Any = None  # the loader's, when the batch that was handed out last came from it
+        self._newest: _Standing | None = None  # of the pass that handed out a batch last; None: as the loader stands
+        self._n_loads = 0
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -67,43 +71,168 @@ class CUDAPrefetcher(LoaderWrapper):
         # `__deepcopy__` would copy only the loader.
         if name == "loader" or name.startswith("__"):
             raise AttributeError(name)
-        found = getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
-        return {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}.get(name, found)
+        found = getattr(self.loader, name)  # batch_size, num_workers, dataset, ...
+        own = {
+            "state_dict": self._state_dict, "load_state_dict": self._load_state_dict, "set_epoch": self._set_epoch,
+            "_place": self._find_place, "_return_to": self._go_back_to,
+        }  # fmt: skip
+        return own.get(name, found)
+
+    @property
+    def epoch(self) -> Any:
+        """Number of the next epoch, of a loader that has one."""
+        return self.loader.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.loader.epoch = epoch
+        self._stand_as_set()
+
+    def _set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
+        self._stand_as_set()
+
+    def _stand_as_set(self) -> None:
+        if self._newest is not None:
+            self._newest.place_at_end = None  # what the loader is set to holds
+        self._newest = None
 
     def _state_dict(self) -> Any:
-        return self.loader.state_dict() if self._state is None else self._state
+        return self.loader.state_dict() if self._newest is None else self._newest.state
 
     def _load_state_dict(self, state: Any) -> None:
         self.loader.load_state_dict(state)
-        self._state = None
+        self._newest, self._n_loads = None, self._n_loads + 1
+
+    def _find_place(self) -> tuple[Any, ...]:
+        return self.loader._place(), self._newest, self._n_loads
+
+    def _go_back_to(self, place: tuple[Any, ...]) -> None:
+        of_loader, self._newest, self._n_loads = place
+        self.loader._return_to(of_loader)
+
+    def _stand_at(self, standing: "_Standing") -> None:
+        """Stand at a pass, wherever a look has left this object and the loader."""
+        if standing.n_loads != self._n_loads:
+            return  # a state was loaded since that pass began, and it is the next one's
+        if standing.place_at_end is not None and self._newest is not standing:
+            self.loader._return_to(standing.place_at_end)
+        self._newest = standing
 
     def __iter__(self) -> Iterator[Any]:
-        state_of = getattr(self.loader, "state_dict", lambda: None)
-        self._state = state_of()
-        source: Iterator[Any] | None = iter(self.loader)
-        ahead: deque[Any] = deque()
-        error: Exception | None = None
-        has_given = False
-        while source is not None or ahead:
-            while source is not None and len(ahead) <= self.depth:
-                try:
-                    ahead.append((self.transfer.send(next(source)), state_of()))
-                except StopIteration:
-                    source = None
-                except Exception as raised:
-                    source, error = None, raised
-            # No batch is bound to a name here, so that the consumer holds the last reference.
-            if ahead:
-                self._state, has_given = ahead[0][1], True
-                yield self.transfer.hand_over(*ahead.popleft()[0])
-        self._state = None
-        if error is not None:
-            raise error
-        if not has_given and isinstance(self.loader, Iterator):
+        return _PrefetchedPass(self)
+
+
+class _Standing:
+    """Where a pass over a prefetcher stands.
+
+    Attributes:
+        state: The loader's, when the batch came from it that was handed out last.
+        outer: The pass at which the prefetcher stood before.
+        place_before, place_at_end: Of the loader, when the pass began, and when the loader's own pass had ended, which
+            is some batches before this one ends; None if the loader has none.
+    """
+
+    def __init__(self, prefetcher: CUDAPrefetcher):
+        self.state = getattr(prefetcher, "state_dict", lambda: None)()
+        self.outer, self.n_loads = prefetcher._newest, prefetcher._n_loads
+        self.place_before = _place_of(prefetcher.loader)
+        self.place_at_end: Any = None
+        self.has_given, self.is_running = False, True
+
+
+def _place_of(loader: Any) -> Any:
+    return getattr(loader, "_place", lambda: None)()
+
+
+class _PrefetchedPass(Iterator[Any]):
+    """One pass over a prefetcher, some batches ahead of the one that is handed out. It begins with the first `next`."""
+
+    def __init__(self, prefetcher: CUDAPrefetcher):
+        self._prefetcher = prefetcher
+        self._standing: _Standing | None = None
+        self._batches: Iterator[Any] | None = None
+        self._ahead = deque[tuple[Any, Any]]()  # what was sent, or an error, and the loader's state behind it
+
+    def __len__(self) -> int:
+        return len(self._prefetcher)
+
+    def state_dict(self) -> Any:
+        """Where this pass stands: what the prefetcher's `state_dict` says while it stands here."""
+        return self._prefetcher.state_dict() if self._standing is None else self._standing.state
+
+    def __next__(self) -> Any:
+        standing, prefetcher = self._standing or self._begin(), self._prefetcher
+        if not standing.is_running:
+            raise StopIteration
+        try:
+            self._copy_ahead(standing)
+        except BaseException:  # such as Ctrl-C
+            self.close()
+            raise
+        prefetcher._stand_at(standing)
+        if not self._ahead:
+            self._finish(standing)
+        standing.state, standing.has_given = self._ahead[0][1], True
+        if isinstance(self._ahead[0][0], FailedBatch):
+            self._ahead.popleft()[0].reraise()
+        # No batch is bound to a name here, so that the consumer holds the last reference.
+        return prefetcher.transfer.hand_over(*self._ahead.popleft()[0])
+
+    def _begin(self) -> _Standing:
+        self._prefetcher._newest = self._standing = standing = _Standing(self._prefetcher)
+        try:
+            self._batches = iter(self._prefetcher.loader)
+        except BaseException:
+            self.close()
+            raise
+        return standing
+
+    def _copy_ahead(self, standing: _Standing) -> None:
+        loader, transfer = self._prefetcher.loader, self._prefetcher.transfer
+        state_of = getattr(loader, "state_dict", lambda: None)
+        while self._batches is not None and len(self._ahead) <= self._prefetcher.depth:
+            if self._ahead and isinstance(self._ahead[-1][0], FailedBatch):
+                return  # what is behind an error is asked for by whoever has caught it
+            try:
+                # The loader stands at the pass that gave a batch last, so that its state is this pass's.
+                self._ahead.append((transfer.send(next(self._batches)), state_of()))
+            except StopIteration:
+                self._batches, standing.place_at_end = None, _place_of(loader)
+            except Exception as error:
+                self._ahead.append((FailedBatch(error), state_of()))
+
+    def _finish(self, standing: _Standing) -> NoReturn:
+        prefetcher, standing.is_running, standing.outer = self._prefetcher, False, None
+        if prefetcher._newest is standing:
+            prefetcher._newest = None  # the loader itself stands at the beginning of the next epoch
+        if not standing.has_given and isinstance(prefetcher.loader, Iterator):
             raise OperationError(
-                f"the loader is a {type(self.loader).__name__}, which can be read once, and is used up: give an object "
-                "whose __iter__ starts from the beginning each time, or wrap a new one for each epoch"
+                f"the loader is a {type(prefetcher.loader).__name__}, which can be read once, and is used up: give an "
+                "object whose __iter__ starts from the beginning each time, or wrap a new one for each epoch"
             )
+        raise StopIteration
+
+    def close(self) -> None:
+        """Leave the pass. One that was a look into another, or handed out nothing, leaves no trace."""
+        standing, batches = self._standing, self._batches
+        if standing is None or not standing.is_running:
+            return
+        standing.is_running, self._batches = False, None
+        outer, standing.outer = standing.outer, None
+        self._ahead.clear()
+        getattr(batches, "close", lambda: None)()
+        del batches
+        if self._prefetcher._newest is not standing:
+            return
+        if outer is not None and outer.is_running:
+            self._prefetcher._stand_at(outer)
+        elif not standing.has_given:
+            self._prefetcher._newest = None
+            if standing.place_before is not None:
+                self._prefetcher.loader._return_to(standing.place_before)
+
+    __del__ = close
 
 
 def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":
@@ -158,11 +287,11 @@ class CopyStream:
         self._has_looked = True
         on_host = [tensor for tensor in iter_tensors(batch) if tensor.device.type == "cpu" and tensor.numel()]
         if on_host and not any(tensor.is_pinned() for tensor in on_host):
-            warnings.warn(
+            warn_caller(
                 "batches are not in pinned memory, so the host waits for every copy: build the loader with "
                 "pin_memory=True; torch's DataLoader pins objects that are no dict, list or tuple, data classes among "
                 "them, only by a method pin_memory() of their own",
-                stacklevel=4,  # the loop that iterates
+                UserWarning,
             )
 
 

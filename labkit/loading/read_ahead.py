@@ -1,7 +1,7 @@
 """Many requests at a time: threads that only wait for bytes, separate from those that decode."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
@@ -13,21 +13,21 @@ from labkit.data.stores import Store
 from labkit.util.process import PerProcess
 
 
-def look_ahead(batches: Iterable[list[int]], count: int, stride: int = 1) -> Iterator[tuple[Any, list[int]]]:
-    """Each batch, and `count` indices of those that come `stride`, `2 * stride`, ... batches later; fewer at the end.
+def look_ahead(batches: Iterable[list[int]], count: int) -> Iterator[tuple[Any, list[int]]]:
+    """Each batch, and `count` indices of those that come after it; fewer at the end.
 
-    No more batches are drawn than that takes: with a count of 0 none ahead.
+    No more batches are drawn than that takes.
     """
     batches, drawn = iter(batches), deque[list[int]]()
     while True:
-        while not drawn or sum(map(len, islice(drawn, stride, None, stride))) < count:
+        while not drawn or sum(map(len, islice(drawn, 1, None))) < count:
             batch = next(batches, None)
             if batch is None:
                 break
             drawn.append(batch)
         if not drawn:
             return
-        coming: Iterator[int] = chain.from_iterable(map(list.copy, islice(drawn, stride, None, stride)))
+        coming: Iterator[int] = chain.from_iterable(map(list.copy, islice(drawn, 1, None)))
         yield drawn[0], list(islice(coming, count))
         drawn.popleft()
 
@@ -45,10 +45,6 @@ class Reader:
         self._store, self._keys, self.reads_in_flight = store, keys, reads_in_flight
         allow_requests(store, reads_in_flight)
         self._threads = PerProcess(partial(ThreadPoolExecutor, reads_in_flight, "labkit-reads"))
-
-    def share(self, num_processes: int) -> "Reader":
-        """The reader of one of several processes, which divide the requests among them."""
-        return Reader(self._store, self._keys, -(-self.reads_in_flight // num_processes))
 
     def ask(self, index: int) -> Future:
         """Bytes of one image, when they are there."""
@@ -79,7 +75,9 @@ class ReadsAhead:
             self._asked.popleft()[1].cancel()
 
 
-def with_reads(reader: Reader | None, batches: Iterable[list[int]]) -> Iterator[tuple[Any, list[Future] | None]]:
+def with_reads(
+    reader: Reader | None, batches: Iterable[list[int]]
+) -> Generator[tuple[Any, list[Future] | None], None, None]:
     """Each batch with its bytes, for which the reader is ahead until this ends or is left; without one, with None."""
     if reader is None:
         yield from ((indices, None) for indices in batches)

@@ -22,12 +22,10 @@ class Resizer:
         antialias: Average over all source pixels when shrinking, as torchvision and Pillow do. False: as OpenCV does,
             and so Albumentations. Enlarged crops are the same in both, except for rounding.
         interpolation: One of `INTERPOLATIONS`; for others than bilinear antialiasing is needed.
-        fill: Red, green and blue of what lies beyond a photo.
     """
 
     antialias: bool = True
     interpolation: str = "bilinear"
-    fill: tuple[int, int, int] = (0, 0, 0)
 
     def crop(self, target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
         """Write a crop of `pixels` into `target`: pixels beyond the crop do not count, as in `RandomResizedCrop`.
@@ -59,7 +57,7 @@ class Resizer:
         Args:
             target: As for `crop`.
             pixels: uint8 (H, W, 3).
-            place: Of `fitted_crops`.
+            place: Of `center_crops`.
         """
         top, left, height, width = map(int, place)
         if (height, width) != pixels.shape[:2]:
@@ -73,7 +71,7 @@ class Resizer:
             : target.shape[0] - max(0, -top), : target.shape[1] - max(0, -left)
         ]
         if seen.shape != target.shape:
-            target[:] = self.fill
+            target[:] = 0
         np.copyto(target[max(0, -top) :, max(0, -left) :][: seen.shape[0], : seen.shape[1]], seen)
 
     def _by_pillow(self, target: np.ndarray, pixels: np.ndarray, box: Box) -> None:

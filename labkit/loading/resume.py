@@ -4,15 +4,17 @@ import zlib
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import get_worker_info
 
 from labkit.data.labels import check_same_classes
-from labkit.errors import ArgumentError, OperationError, WrongTypeError
+from labkit.errors import ArgumentError, NothingLeft, OperationError, WrongTypeError
 from labkit.loading.samplers import (
     EpochsOfSamplers,
     Occurrences,
@@ -31,8 +33,37 @@ from labkit.util.strings import PackedStrings
 _VERSION = 2  # of the state; raised when its meaning changes
 
 
+class FailedBatch:
+    """An error in place of a batch. The pass that meets it raises it, and goes on with the next batch.
+
+    Attributes:
+        is_empty: Whether nothing else is wrong than that all images of the batch were skipped.
+    """
+
+    def __init__(self, error: Exception):
+        worker = get_worker_info()
+        where = f"in DataLoader worker process {worker.id}" if worker else ""
+        self.error: ExceptionWrapper | Exception | None = (
+            ExceptionWrapper((type(error), error, error.__traceback__), where) if worker else error
+        )
+        self.is_empty = isinstance(error, NothingLeft)
+
+    def reraise(self) -> None:
+        """Raise the error; one of a worker holds its traceback as text."""
+        error, self.error = self.error, None
+        try:
+            if isinstance(error, ExceptionWrapper):
+                error.reraise()
+            elif error is not None:
+                raise error
+        finally:
+            del error  # whose traceback holds this frame
+
+
 class Progress:
     """How far a pass has come. Batches count when they are handed out, not when they are drawn ahead.
+
+    A batch that could not be made counts as well, and so does one of which all images were skipped.
 
     Attributes:
         epoch: Its number.
@@ -40,10 +71,14 @@ class Progress:
         before: What was handed out until then: (batches of each rank, number of ranks), one pair for each such number.
         order_crc32: Of the indices in `n_batches`; None if it is another rank's.
         generator: State of the sampler's own generator when the epoch began, in Base64; "" if there is none.
-        outer: The pass that was running when this one began.
+        next_epoch: The number that a pass gets which begins while the loader stands at this one.
+        outer, epoch_before: The pass at which the loader stood when this one began, and its number for the next one.
+        n_loads: How many states the loader had loaded then.
+        n_looks: How many passes began and were left since this one gave a batch.
         has_given: Whether a batch was handed out since the resume.
         is_over: Whether the last was handed out, and another asked for.
         is_running: Whether somebody may still ask for a batch.
+        error: Of the sampler; it is raised after the batches that were drawn before.
     """
 
     def __init__(
@@ -56,25 +91,63 @@ class Progress:
     ):
         self.epoch, self.n_batches, self.before, self.order_crc32 = epoch, n_batches, before, order_crc32
         self.generator = generator
+        self.next_epoch, self.epoch_before = epoch + 1, epoch
+        self.n_looks = self.n_loads = 0
         self.outer: Progress | None = None
         self.has_given, self.is_over, self.is_running = False, False, True
+        self.error: Exception | None = None
         self._drawn: deque[int] = deque()  # checksums after each batch that is on its way
+        self._is_drawn = False  # whether the sampler has given its last
+        self._n_missing: int | None = None  # batches, where the sampler has a length
 
-    def draw(self, batch_sampler: Any, seed: int) -> Iterator[SeededIndices]:
+    @property
+    def is_done(self) -> bool:
+        """Whether its last batch was handed out, so that the next epoch is what follows."""
+        return self.is_over or (self.has_given and self._is_drawn and not self._drawn and self.error is None)
+
+    def draw(self, batch_sampler: Any, seed: int, check: Callable[[SeededIndices], None]) -> Iterator[SeededIndices]:
         """The batches of indices that are still missing.
 
-        Raises:
-            ValueError: the sampler begins with other indices than those of the state.
-            RuntimeError: it gives nothing.
+        An error ends them, and is kept in `error`: ValueError where the sampler begins with other indices than those of
+        the state, RuntimeError where it gives nothing, what `check` raises of a batch, and what the sampler raises.
         """
+        batches = self._missing(batch_sampler, seed, check)
+
+        def following() -> tuple[SeededIndices, int] | None:
+            try:
+                return next(batches, None)
+            except Exception as error:
+                self.error = error
+                return None
+
+        n_drawn, drawn = 0, following()
+        while drawn is not None:
+            n_drawn += 1
+            # That a batch is the last is known when it is given: by the sampler's length, and where it may have come to
+            # its end, or has no length, by drawing one batch more.
+            may_be_last = self._n_missing is None or n_drawn >= self._n_missing
+            after = following() if may_be_last else drawn
+            self._is_drawn = after is None
+            self._drawn.append(drawn[1])
+            yield drawn[0]
+            drawn = after if may_be_last else following()
+        self._is_drawn = True
+
+    def _missing(
+        self, batch_sampler: Any, seed: int, check: Callable[[SeededIndices], None]
+    ) -> Iterator[tuple[SeededIndices, int]]:
+        """Each batch of indices that is missing, and the checksum up to it."""
         if self.generator and (own := generator_of(batch_sampler)) is not None:
-            own.set_state(torch.frombuffer(bytearray(b64decode(self.generator)), dtype=torch.uint8))
+            own.set_state(_state_from(self.generator))
         else:
             self.generator = _state_of_generator(batch_sampler)
         counted, crc32, n_to_skip = Occurrences(), 0, self.n_batches
+        source = batches_of_rank(batch_sampler, seed, self.epoch, self.before)
+        with suppress(Exception):  # it may have no length, or one that raises whatever it likes
+            self._n_missing = len(source) - n_to_skip  # type: ignore[arg-type]
         batches = (
             (indices, counted.add(indices) if type(given) is not SeededIndices else given.occurrences)
-            for given in batches_of_rank(batch_sampler, seed, self.epoch, self.before)
+            for given in source
             for indices in [_plain(given)]
         )
         for indices, _ in islice(batches, n_to_skip):
@@ -87,9 +160,10 @@ class Progress:
             )
         is_empty = not n_to_skip and not self.before
         for indices, occurrences in batches:
+            seeded = SeededIndices(indices, seed, self.epoch, occurrences)
+            check(seeded)
             is_empty, crc32 = False, _add(crc32, indices)
-            self._drawn.append(crc32)
-            yield SeededIndices(indices, seed, self.epoch, occurrences)
+            yield seeded, crc32
         if is_empty:
             raise OperationError(_why_empty(batch_sampler, self.epoch))
 
@@ -98,6 +172,10 @@ class Progress:
         self.n_batches, self.has_given = self.n_batches + 1, True
         if self._drawn:
             self.order_crc32 = self._drawn.popleft()
+
+
+def _state_from(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(b64decode(text)), dtype=torch.uint8)
 
 
 def _state_of_generator(batch_sampler: Any) -> str:
@@ -134,27 +212,77 @@ def _add(crc32: int, indices: list[Any]) -> int:
     return zlib.crc32(repr(indices).encode(), crc32)
 
 
-class Pass(Iterator[Any]):
-    """One pass over a loader: an iterator that counts the batches it gives, and tells the loader when it is left."""
+class Pass(Iterator[Any], ABC):
+    """One pass over a loader, with a place of its own: an iterator over the batches of an epoch.
 
-    def __init__(self, loader: "Resumable", batches: Iterator[Any], progress: Progress):
-        self._loader, self._batches, self._progress = loader, batches, progress
+    An error of one batch is raised when that batch is asked for, and the pass goes on behind it, as torch's does.
+    Ctrl-C, a worker that died, and an error of the sampler end it. A pass that has given nothing yet begins anew where
+    the loader's epoch is set or a state is loaded.
+    """
+
+    _progress = Progress(0)
+    _progress.is_running = False  # until it has begun
+
+    def __init__(self, loader: "Resumable"):
+        self._loader = loader
+        self._begin()
+
+    def _begin(self) -> None:
+        self._empty = list[FailedBatch]()  # of which all images were skipped
+        self._progress = self._loader._begin_epoch()
+        try:
+            self._start(self._progress)
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    @abstractmethod
+    def _start(self, progress: Progress) -> None:
+        """Begin to load an epoch."""
+
+    @abstractmethod
+    def _next_batch(self) -> Any:
+        """The next batch, or a `FailedBatch` in the place of one that could not be made; StopIteration at the end."""
 
     def __next__(self) -> Any:
         if not self._progress.is_running:
             raise StopIteration
+        if not self._progress.has_given and self._loader._newest is None:
+            self._end(None)
+            self._begin()
+        while True:
+            batch = self._take()
+            self._progress.count()
+            self._loader._given(self._progress)
+            if not isinstance(batch, FailedBatch):
+                return batch
+            if not batch.is_empty or rank_and_world_size()[1] > 1:  # ranks must have equally many batches
+                batch.reraise()
+            self._empty.append(batch)
+
+    def _take(self) -> Any:
         try:
-            batch = next(self._batches)
+            return self._next_batch()
+        except StopIteration as end:
+            failed = self._progress.error
+            self._progress.is_over = failed is None
+            self._end(end)
+            if failed is not None:
+                raise failed from None
+            if self._empty and len(self._empty) == self._progress.n_batches and not self._progress.before:
+                self._empty[0].reraise()  # an epoch without a batch
+            raise
         except BaseException as error:
-            self._progress.is_over = isinstance(error, StopIteration)
             self._end(error)
             raise
-        self._progress.count()
-        self._loader._given(self._progress)
-        return batch
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this pass stands, as the loader's `state_dict` says where the loader stands."""
+        progress = self._progress
+        return self._loader._state_of(Progress(progress.epoch + 1) if progress.is_done else progress)
 
     def close(self) -> None:
         """Leave the pass: it gives no more batches."""
@@ -165,47 +293,69 @@ class Pass(Iterator[Any]):
     def _end(self, error: BaseException | None) -> None:
         if self._progress.is_running:
             self._progress.is_running = False
-            self._batches = iter(())
             self._loader._end_pass(self._progress)
 
 
 class Resumable(ABC):
     """A loader that numbers its epochs, and can save where it stands.
 
-    Subclasses call `_start_counting()` when they are made, return a `Pass` over `_begin_epoch()` from `__iter__`, and
-    load the indices that `_batches_of` draws.
+    Each `iter()` begins a pass, which takes `epoch` and adds one to it. The loader stands where the pass stands that
+    gave a batch last: `epoch` and `state_dict()` are that pass's, whichever other passes there are. A look at some
+    batches while another pass is running, such as `next(iter(loader))`, gives the place back when it is left, and if it
+    is kept, when the other pass gives its next batch. So the epochs after it are as without the look. A pass of which
+    no batch was taken leaves no trace.
+
+    Subclasses call `_start_counting()` when they are made, return a `Pass` from `__iter__`, and load the indices that
+    `_batches_of` draws.
 
     Attributes:
-        epoch: Number of the next epoch. Each `iter()` takes it and adds one. A look at some batches during an epoch,
-            such as `next(iter(loader))`, gives its number back, and so does a pass of which no batch was taken.
+        epoch: Number of the next epoch.
     """
 
-    epoch = 0
     batch_sampler: Any
-    _newest: Progress | None = None  # the pass that gave a batch last, or began since
+    _epoch = 0
+    _newest: Progress | None = None  # the pass at which the loader stands; None: at the beginning of an epoch
     _resumed: tuple[Any, ...] | None = None  # where a state stands whose pass has given nothing yet
+    _loads = 0  # how many states were loaded: a pass that began before does not move the loader
     _keys_crc32: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of the next epoch."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch, self._newest = epoch, None
 
     def __len__(self) -> int:
         return n_batches_of(self.batch_sampler)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, such as for another process, goes on with the next epoch, or where a state was loaded."""
+        return {**vars(self), "_newest": None}
+
     def set_epoch(self, epoch: int) -> None:
         """Make this the number of the next epoch."""
-        self.epoch, self._newest = epoch, None
+        self.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands that gave a batch last: batches handed out so far, as plain data.
+        """Where the loader stands, as plain data: at the pass that gave a batch last, or where a state was loaded.
 
         It takes some 400 bytes, and the names of the classes; 7 KB more where the sampler draws from a generator that
-        it was given, whose state then goes along. Batches that workers or threads have made ahead do not
-        count, so they come after the resume. One rank's state serves all. Take it from the wrapper, if there is one
-        (`CUDAPrefetcher`).
+        it was given, whose state then goes along. Batches that workers or threads have made ahead do not count, so they
+        come after the resume. Once a pass has given its last batch, the loader stands at the beginning of the next
+        epoch. One rank's state serves all. Take it from the wrapper, if there is one (`CUDAPrefetcher`). Of two passes
+        at a time, each has a `state_dict()` of its own.
         """
         progress = self._newest
         if self._resumed is not None and self._resumed[0] == self.epoch:
             progress = Progress(*self._resumed)
-        elif progress is None or progress.is_over:
+        elif progress is None or progress.is_done:
             progress = Progress(self.epoch)
+        return self._state_of(progress)
+
+    def _state_of(self, progress: Progress) -> dict[str, Any]:
         rank, world_size = share_of(self.batch_sampler)
         return {
             "version": _VERSION, "epoch": progress.epoch, "n_batches": progress.n_batches,
@@ -217,9 +367,10 @@ class Resumable(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next epoch go on where `state` was taken: its batches are those still missing, bit for bit.
 
-        The number of workers or threads may have changed. If the number of ranks has, they share out what all ranks
-        together had left: by themselves, or as torch's `DistributedSampler` and `BucketBatchSampler` do. Nothing that
-        was handed out is read again.
+        The next epoch is that of the next `iter()`, or of an iterator that has given nothing yet. One that has given
+        batches goes on by itself. The number of workers or threads may have changed. If the number of ranks has, they
+        share out what all ranks together had left: by themselves, or as torch's `DistributedSampler` and
+        `BucketBatchSampler` do. Nothing that was handed out is read again.
 
         Raises:
             ValueError: the state is of other data, settings or classes; names the first that differs.
@@ -247,7 +398,7 @@ class Resumable(ABC):
             order_crc32 = 0
         elif rank != state["rank"]:
             order_crc32 = None
-        self.epoch = state["epoch"]
+        self.epoch, self._loads = state["epoch"], self._loads + 1
         self._resumed = self.epoch, n_batches, before, order_crc32, state.get("generator", "")
 
     def _start_counting(self) -> None:
@@ -258,31 +409,77 @@ class Resumable(ABC):
     def _begin_epoch(self) -> Progress:
         """The progress of a new epoch: that of a state, if it is of this epoch."""
         warn_if_not_shared(self.batch_sampler)
-        self.epoch = require_seed(self._epochs.read(samplers_of(self.batch_sampler), self.epoch), "epoch")
-        is_resumed = self._resumed is not None and self._resumed[0] == self.epoch
-        progress = Progress(*self._resumed) if self._resumed and is_resumed else Progress(self.epoch)
-        progress.outer, self._newest = self._newest, progress
-        self.epoch += 1
+        told = require_seed(self._epochs.read(samplers_of(self.batch_sampler), self.epoch), "epoch")
+        outer = self._newest
+        if outer is not None:
+            outer.next_epoch = self.epoch
+            if outer.is_running and told == self.epoch:
+                told += outer.n_looks  # one that gives no more, but is kept, must not make all others the same epoch
+        is_resumed = self._resumed is not None and self._resumed[0] == told
+        progress = Progress(*self._resumed) if self._resumed and is_resumed else Progress(told)
+        progress.outer, progress.epoch_before, progress.n_loads = outer, self.epoch, self._loads
+        self._epoch, self._newest = progress.next_epoch, progress
         return progress
 
     def _given(self, progress: Progress) -> None:
         """A pass has given a batch."""
-        self._newest, self._resumed = progress, None
+        if progress.n_loads == self._loads:
+            self._resumed, progress.n_looks = None, 0
+            self._stand_at(progress)
+
+    def _stand_at(self, progress: Progress | None) -> None:
+        if self._newest is not None and progress is not None and self._newest is not progress:
+            self._newest.next_epoch, self._epoch = self._epoch, progress.next_epoch
+        self._newest = progress
 
     def _end_pass(self, progress: Progress) -> None:
         """A pass is over or was left; one that was left during another, or gave nothing, leaves no trace."""
         outer, progress.outer = progress.outer, None
+        if progress.n_loads != self._loads:
+            return
         if progress.is_over:
             self._resumed = None
-        elif not progress.has_given or (outer is not None and outer.is_running):
+            self._stand_at(progress)
+        elif not progress.has_given:
             if self._newest is progress:
-                self._newest = outer
-            if self.epoch == progress.epoch + 1:
-                self.epoch = progress.epoch
+                self._epoch, self._newest = progress.epoch_before, outer
+            inner = self._newest
+            while inner is not None and inner.outer is not progress:
+                inner = inner.outer
+            if inner is not None:
+                inner.outer, inner.epoch_before = outer, progress.epoch_before
+        elif self._newest is progress and outer is not None and outer.is_running:
+            outer.n_looks += 1
+            if progress.generator and (own := generator_of(self.batch_sampler)) is not None:
+                own.set_state(_state_from(progress.generator))  # as it was before the look drew from it
+            self._stand_at(outer)
 
     def _batches_of(self, progress: Progress) -> Iterator[SeededIndices]:
         """Indices of each batch; the samplers learn of the epoch when the first is asked for."""
-        return _draw(self._epochs, self.batch_sampler, progress, self._source()[2])
+        return _draw(self._epochs, self.batch_sampler, progress, self._source()[2], self._index_check())
+
+    def _index_check(self) -> Callable[[SeededIndices], None]:
+        """What raises an error for indices that make no batch; it must not hold the loader."""
+        return _accept
+
+    def _place(self) -> tuple[Any, ...]:
+        """Where the loader and its samplers stand, for `_return_to`."""
+        own, samplers = generator_of(self.batch_sampler), samplers_of(self.batch_sampler)
+        n_looks = self._newest.n_looks if self._newest else 0
+        return (
+            (self._epoch, self._newest, self._resumed, self._loads), n_looks, self._epochs.copy(),
+            [(sampler, dict(getattr(sampler, "__dict__", {}))) for sampler in samplers], own and own.get_state(),
+        )  # fmt: skip
+
+    def _return_to(self, place: tuple[Any, ...]) -> None:
+        """Stand again where `_place` was called, as if nothing had been loaded since."""
+        (self._epoch, self._newest, self._resumed, self._loads), n_looks, self._epochs, samplers, generator = place
+        if self._newest is not None:
+            self._newest.n_looks = n_looks
+        for sampler, attributes in samplers:
+            getattr(sampler, "__dict__", {}).update(attributes)
+        if generator is not None:
+            generator_of(self.batch_sampler).set_state(generator)  # type: ignore[union-attr]
 
     @abstractmethod
     def _source(self) -> tuple[Any, int, int]:
@@ -307,10 +504,16 @@ class Resumable(ABC):
         return list(classes or ()) if is_named else []
 
 
-def _draw(epochs: EpochsOfSamplers, batch_sampler: Any, progress: Progress, seed: int) -> Iterator[SeededIndices]:
+def _accept(indices: SeededIndices) -> None:
+    pass
+
+
+def _draw(
+    epochs: EpochsOfSamplers, batch_sampler: Any, progress: Progress, seed: int, check: Callable[[SeededIndices], None]
+) -> Iterator[SeededIndices]:
     # No method: workers' iterators keep this generator, and must not keep the loader, which keeps them.
     epochs.set(samplers_of(batch_sampler), progress.epoch)
-    yield from progress.draw(batch_sampler, seed)
+    yield from progress.draw(batch_sampler, seed, check)
 
 
 def _crc32_of(keys: Any) -> int:

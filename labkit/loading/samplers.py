@@ -167,6 +167,12 @@ class EpochsOfSamplers:
     def __init__(self) -> None:
         self._left: dict[int, Any] = {}  # what a sampler's `epoch` was after we set it
 
+    def copy(self) -> "EpochsOfSamplers":
+        """One of its own that knows the same."""
+        copied = EpochsOfSamplers()
+        copied._left = dict(self._left)
+        return copied
+
     def read(self, samplers: Iterable[Any], epoch: int) -> int:
         """`epoch`, or what the training has set on one of the samplers since `set`; of a new sampler, what is not 0."""
         for sampler in samplers:

@@ -34,7 +34,7 @@ from labkit.data.remote import is_far
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, OperationError, WorkerDied, WrongTypeError
 from labkit.loading.bucket_sampler import check_batch_sampler, keys_of
-from labkit.loading.resume import Pass, Progress, Resumable
+from labkit.loading.resume import FailedBatch, Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import RandomSources, SeededIndices
 from labkit.util.arguments import kind_of, require_callable, require_choice, require_flag, require_int, require_seed
@@ -221,6 +221,9 @@ def start_worker(worker_id: int) -> None:
     keep_freed_memory()
     # An error in place of what cannot be pickled: the main process would wait for it forever.
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_pickling_error  # type: ignore[attr-defined]  # private
+    about = get_worker_info()
+    if about is not None and isinstance(about.dataset, _Batches):
+        object.__setattr__(about, "dataset", about.dataset.dataset)  # as in torch's own workers, for whoever asks
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -262,11 +265,10 @@ def _share_socket_folder() -> None:
 
 def _send_pickling_error(queue: Any, error: Exception, message: tuple[int, Any]) -> None:
     number, content = message
-    wrapper = torch._utils.ExceptionWrapper
-    if not isinstance(content, wrapper):
+    if not isinstance(content, FailedBatch):
         error.add_note("while sending a batch to the main process: it may hold only what can be pickled")
-        content = wrapper((type(error), error, error.__traceback__), where="in a DataLoader worker process")
-    content.exc_type = RuntimeError
+        content = FailedBatch(error)
+    content.error.exc_type = RuntimeError  # type: ignore[union-attr]  # its own class may be what cannot be pickled
     queue.put((number, content))
 
 
@@ -405,10 +407,13 @@ class Loader(Resumable, DataLoader):
 
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too, and so
-            does a call of the sampler's own `set_epoch`.
+            does a call of the sampler's own `set_epoch`. Of several passes, it is set by that which gave a batch last.
 
-    Iterating raises what a worker raised, with the key of the sample and the worker's traceback, or `WorkerDied`. After
-    an error, or Ctrl-C while waiting for a batch, the workers are gone; the next epoch starts new ones. What is set on
+    Iterating raises what a worker raised, with the key of the sample and the worker's traceback. Whoever catches that
+    gets the next batch by the next `next`, as from torch's loader; the batch that failed counts as given. After
+    `WorkerDied`, or Ctrl-C while waiting for a batch, the pass has ended, and so have its workers; the next one starts
+    new ones. A batch of which `on_error="skip"` leaves nothing is left out, but where there are several ranks, which
+    must have equally many batches: there it raises `DecodeError`. What is set on
     the data set between two epochs holds from the next one on: persistent workers then start again. So it is with what
     is changed in its lists, dictionaries, sets, tensors and arrays of up to 64 MiB, but not within the items of one
     that has over 1,000 of them. Two passes may run at a time; each has its own workers.
@@ -432,7 +437,11 @@ class Loader(Resumable, DataLoader):
         self._idle_runs: list[_Run] = []
 
     def __iter__(self) -> Pass:  # type: ignore[override]  # torch promises its own private class
-        return _WorkersPass(self, self._begin_epoch())
+        return _WorkersPass(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers cannot be sent, nor can torch's iterator over them: a copy starts its own.
+        return {**super().__getstate__(), "_idle_runs": [], "_iterator": None}
 
     def check_worker_number_rationality(self) -> None:
         """Nothing: torch would warn of many workers here, and `LoaderConfig` has done so."""
@@ -521,31 +530,38 @@ class _Requests:
 
 
 class _WorkersPass(Pass):
-    """A pass that ends its workers when anything goes wrong, and hands on those that persist."""
+    """A pass that ends its workers when it is broken off, and hands on those that persist."""
 
     _loader: Loader
+    _run: _Run | None = None
+    _batches: Iterator[Any] = iter(())
 
-    def __init__(self, loader: Loader, progress: Progress):
-        super().__init__(loader, iter(()), progress)
+    def _start(self, progress: Progress) -> None:
+        loader = self._loader
         self._run = loader._idle_runs.pop() if loader._idle_runs else _Run(loader)
         try:
             self._batches = self._run.start(loader, progress)
         except BaseException as error:
             if loader.num_workers:
                 note_start(error, loader.num_workers)
-            self._end(error)
             raise
+
+    def _next_batch(self) -> Any:
+        return next(self._batches)
 
     def _end(self, error: BaseException | None) -> None:
         if not self._progress.is_running:
             return
         super()._end(error)
+        run, self._run, self._batches = self._run, None, iter(())
+        if run is None:
+            return
         is_whole = error is None or isinstance(error, StopIteration)
         if is_whole and self._loader.persistent_workers and not self._loader._idle_runs:
-            self._loader._idle_runs.append(self._run)
+            self._loader._idle_runs.append(run)
             return
-        death = "" if is_whole or error is None else explain_death(error, self._run.workers)
-        self._run.end()
+        death = "" if is_whole or error is None else explain_death(error, run.workers)
+        run.end()
         if death:
             raise WorkerDied(death) from None
 
@@ -596,7 +612,7 @@ class _Batches(Dataset):
                         "epoch: it comes from a next() on something that was used up; next(..., None) returns None"
                     ).with_traceback(error.__traceback__)
                 error.add_note(f"while loading {note}")
-                raise error
+                return FailedBatch(error)
 
 
 def _takes_batches(dataset: Any) -> bool:
