@@ -287,7 +287,7 @@ def watch(
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):
         shares = parse_budget(budget)
-        for name, path in (("json", json), ("html", html), ("trace", trace)):
+        for name, path in (("json", json), ("html", html)):
             if path:
                 check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
     run_watched(program, WatchOptions(steps, end, replay, json, html, trace, stall, shares))

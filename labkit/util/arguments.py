@@ -118,7 +118,6 @@ def require_file(name: str, value: Any, folder_remedy: str) -> Path:
 REPORT_BEGINNINGS = {
     "json": '{\n "schema_version": ',
     "html": '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="generator" content="labkit watch">',
-    "trace": '{"traceEvents": [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "labkit',
 }
 """How the files begin that `labkit watch` writes, by which it knows its own."""
 REPORT_VERSION = 1  # of what `labkit watch --json` writes: the next one renames a key, or changes what it means

@@ -121,7 +121,6 @@ WRITERS = {
     "labkit convert to tiles": ["convert", "--to", "tiles", "--short-side", "8", "{set}", "{folder}"],
     "labkit watch json": ["watch", "--json", "{own}", "none.py"],
     "labkit watch html": ["watch", "--html", "{own}", "none.py"],
-    "labkit watch trace": ["watch", "--trace", "{own}", "none.py"],
 }  # fmt: skip
 
 
