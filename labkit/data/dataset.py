@@ -4,11 +4,10 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.buckets import Buckets
@@ -16,11 +15,8 @@ from labkit.data.decode import DECODERS, decode, load_pixels, open_any, rgb_of, 
 from labkit.data.labels import Labeled, check_named, chosen_keys, label_at, labels_of
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError, WrongTypeError
-from labkit.util.arguments import kind_of, require_a, require_callable, require_choice
+from labkit.util.arguments import require_a, require_callable, require_choice
 from labkit.util.files import SharedFile, n_images
-
-if TYPE_CHECKING:
-    from labkit.data.targets import Target
 
 
 class Skipped(NamedTuple):
@@ -32,12 +28,6 @@ class Skipped(NamedTuple):
 
 class Unstacked(tuple):
     """A sample whose label goes into a list of the batch as it is, where torch would take it apart: see `collate`."""
-
-    __slots__ = ()
-
-
-class Targeted(tuple):
-    """A sample whose second item is a dict of targets, which `collate` puts together by name."""
 
     __slots__ = ()
 
@@ -67,13 +57,9 @@ class ImageDataset(Labeled, Dataset):
             stays as it is. Default: the class folders.
         keys: The names of the images to use, in this order, such as those of one part of a split. Default: all.
         return_keys: Items end with the image's key.
-        targets: What is turned with each image, by names: `{"mask": lk.Masks("masks"), "boxes": lk.Boxes(...)}`. A dict
-            of these takes the place of the label, which is in it as "label" if `labels` or `classes` were given. The
-            image is a `tv_tensors.Image`, and `transform` is called as `transform(image, targets)`, as those of v2 are.
 
     Items: `(image, label)`, or `(image, label, key)`; image uint8 (3, H, W) RGB (or what `transform` made of it); label
-    an int; for floats a float32 tensor (), for vectors a float32 or int64 tensor (C,); a string; or what it was. With
-    `targets`, a dict of these takes the label's place.
+    an int; for floats a float32 tensor (), for vectors a float32 or int64 tensor (C,); a string; or what it was.
     Use `lk.collate` for batches, as `lk.make_loader` does: torch's own takes labels apart that are dicts or lists.
 
     Attributes:
@@ -114,7 +100,6 @@ class ImageDataset(Labeled, Dataset):
         labels: Any = None,
         keys: Iterable[str] | None = None,
         return_keys: bool = False,
-        targets: Mapping[str, "Target"] | None = None,
     ):
         if not isinstance(store, Store) or isinstance(store, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
@@ -126,11 +111,8 @@ class ImageDataset(Labeled, Dataset):
         require_callable("transform", transform)
         self.transform = transform
         self.keys = chosen_keys(store, keys)
-        self._has_labels = targets is None or labels is not None or classes is not None
-        classes = classes if self._has_labels else []
         check_named(labels, keys)
         self.classes, self.labels = labels_of(self.keys, classes, labels=labels, source=store)
-        self.targets = None if targets is None else self._checked(targets)
         self.return_keys = require_a(bool, "return_keys", return_keys, "True or False")
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
 
@@ -142,38 +124,15 @@ class ImageDataset(Labeled, Dataset):
             raise WrongTypeError(f"an index must be an integer from 0 to {len(self) - 1}, got {index!r:.100}")
         key = self.keys[index]
         try:
-            data = self.store.read(key)
-            image = self._decode(data, key)
-            targets = None
-            if self.targets is not None:
-                image, targets = self._with_targets(self.targets, index, key, image, data)
+            image = self._decode(self.store.read(key), key)
         except (DecodeError, MissingKeyError, FileNotFoundError) as error:
             if self._skips is None:
                 raise
             return self._skips.add(key, str(error))
         if self.buckets is not None:
             image = self.buckets.crop(image)
-        if targets is not None:
-            sample = transformed(self.transform, image, key, targets)
-            return Targeted((*sample, key) if self.return_keys else sample)
         image = transformed(self.transform, image, key)
         return sample_of(image, self.labels, index, key if self.return_keys else None)
-
-    def _with_targets(
-        self, targets: "dict[str, Target]", index: int, key: str, image: Tensor, data: bytes
-    ) -> tuple[Any, dict[str, Any]]:
-        from torchvision import tv_tensors
-
-        size = image.shape[-2], image.shape[-1]
-        read = {name: target.read(key, size, photo=data) for name, target in targets.items()}
-        return tv_tensors.Image(image), read | ({"label": label_at(self.labels, index)} if self._has_labels else {})
-
-    def _checked(self, targets: Any) -> "dict[str, Target]":
-        from labkit.data.targets import checked_targets  # with torch's resizing, which others do without
-
-        if self.buckets is not None:
-            raise ArgumentError("buckets= crops images alone: with targets=, crop both by transform=")
-        return checked_targets(targets, self.keys)
 
     def _decode(self, data: bytes, key: str) -> Any:
         return decode(data, self.decoder, key=key)
@@ -222,22 +181,14 @@ class PILDataset(ImageDataset):
         return image
 
 
-def transformed(
-    transform: Callable[..., Any] | None, image: Any, key: str, targets: dict[str, Any] | None = None
-) -> Any:
-    """Apply a transform, if there is one. An error as by a wrong kind of image says what kind was given.
-
-    With `targets`, it is given both, and gives a pair.
-    """
+def transformed(transform: Callable[..., Any] | None, image: Any, key: str) -> Any:
+    """Apply a transform, if there is one. An error as by a wrong kind of image says what kind was given."""
     if transform is None:
-        return image if targets is None else (image, targets)
+        return image
     try:
-        result = transform(image) if targets is None else transform(image, targets)
-        if targets is not None and (not isinstance(result, tuple | list) or len(result) != 2):
-            raise WrongTypeError(f"transform= must return (image, targets), got {kind_of(result)}")
+        result = transform(image)
     except (TypeError, AttributeError, KeyError, OSError) as error:  # KeyError: of Albumentations'; OSError: of timm's
         given = f"a uint8 tensor {tuple(image.shape)}" if hasattr(image, "shape") else "a PIL image"
-        given += "" if targets is None else " and a dict of targets"
         error.add_note(
             f"transform= was given {given}, of {key}. Transforms of PIL images, such as timm's, go with "
             "lk.PILDataset; those of arrays, such as Albumentations', need a function around them"
@@ -273,11 +224,6 @@ def collate(samples: Sequence[Any]) -> Any:
         raise ArgumentError("a batch needs at least one sample: the batch_sampler gave an empty list of indices")
     if not kept:
         raise DecodeError(f"all {len(samples)} images of a batch were skipped, the first: {samples[0].reason}")
-    if isinstance(kept[0], Targeted):
-        from labkit.data.targets import collate_targets
-
-        images, targets, *keys = zip(*kept, strict=True)
-        return [default_collate(list(images)), collate_targets(targets), *map(list, keys)]
     is_unstacked = any(isinstance(sample, Unstacked) for sample in kept)
     has_text = type(kept[0]) is tuple and any(isinstance(part, str) for part in kept[0])
     if not is_unstacked and not has_text:

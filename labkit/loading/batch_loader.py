@@ -3,11 +3,11 @@
 import copy
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,9 +57,6 @@ from labkit.util.arguments import (
     require_seed,
 )
 from labkit.util.process import PerProcess, use_one_torch_thread
-
-if TYPE_CHECKING:
-    from labkit.data.targets import Target
 
 
 class BatchLoader(Labeled, Resumable):
@@ -120,9 +117,9 @@ class BatchLoader(Labeled, Resumable):
             up what has not begun. Default: the threads that decode read, each its own image.
         on_error: `"raise"` passes errors on. `"skip"` leaves an image that cannot be decoded, or is gone, out of its
             batch and adds it to `skipped`, which is also printed at exit.
-        keys, labels, classes, targets, return_keys: As for `ImageDataset`. `BatchLoader(val, classes=train.classes)`
+        keys, labels, classes, return_keys: As for `ImageDataset`. `BatchLoader(val, classes=train.classes)`
             gives the numbers of the training set to a validation set that lacks some of its classes. A `PixelStore` has
-            its own labels, whose classes must be these, and no targets.
+            its own labels, whose classes must be these.
         transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
             torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
             shape. Its draws, too, depend only on (seed, epoch, index). `labkit.loading.own_transform.OwnTransform` has
@@ -130,9 +127,8 @@ class BatchLoader(Labeled, Resumable):
 
     Batches: `(images, labels)`; images (batch_size, 3, height, width) RGB of `dtype` in `memory_format`, or with
     `crops` a list of such tensors, one for each crop; labels int64 (batch_size,), or what `labels` makes of them. With
-    `targets`, a dict of these in place of the labels: masks, maps, boxes as they lie in the crop. With `return_keys`,
-    a list of the keys follows. Floats are those of `v2.ToDtype(torch.float32, scale=True)` and `v2.Normalize`, of the
-    half types rounded once. A batch may be kept: its memory is reused only when nobody holds it.
+    `return_keys`, a list of the keys follows. Floats are those of `v2.ToDtype(torch.float32, scale=True)` and
+    `v2.Normalize`, of the half types rounded once. A batch may be kept: its memory is reused only when nobody holds it.
 
     Damage to a JPEG that shows only below the rows that a crop needs, or of a tiled one outside its pieces, goes
     unnoticed in that epoch. The threads end with the loader.
@@ -149,8 +145,7 @@ class BatchLoader(Labeled, Resumable):
 
     Raises:
         ValueError: a wrong argument, folders that cannot be classes (see `ImageDataset`), an empty store, both
-            `shuffle` and `sampler`, `reads_in_flight` for a `PixelStore`, or `targets` with a transform of
-            Albumentations or v2 that moves pixels.
+            `shuffle` and `sampler`, or `reads_in_flight` for a `PixelStore`.
         RuntimeError: an epoch without a batch, as by `drop_last` with fewer images than `batch_size`.
 
     Taught in: notebooks/11b_raw_pixels.ipynb
@@ -165,8 +160,6 @@ class BatchLoader(Labeled, Resumable):
 
     _bucket_numbers: np.ndarray | None = None  # of each image, if the batch sampler has buckets
     _bucket_shapes: Sequence[Size] = ()
-    _targets: Mapping[str, "Target"] | None = None
-    _has_labels = True  # False: of `targets`, "label" is none
 
     def __init__(
         self,
@@ -203,7 +196,6 @@ class BatchLoader(Labeled, Resumable):
         keys: Iterable[str] | None = None,
         labels: Any = None,
         classes: Sequence[str] | None = None,
-        targets: Mapping[str, "Target"] | None = None,
         return_keys: bool = False,
         transform: Callable[[Any], Any] | None = None,
     ):
@@ -239,19 +231,12 @@ class BatchLoader(Labeled, Resumable):
                     "Albumentations and torchvision's v2 alone need neither"
                 )
             self._views.append(View(pixels, draw, CropWriter(pixels, resizer, own)))
-            if targets and own and own.moved_by:
-                raise ArgumentError(
-                    f"transform= may move pixels ({own.moved_by}), and targets= would stay where they are: leave that "
-                    "to BatchLoader's crop and flip=, or take lk.ImageDataset(targets=, transform=) and lk.make_loader"
-                )
         if not isinstance(source, Store | PixelStore) or isinstance(source, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
             source = as_store(source)
-        of_set = {"keys": keys, "labels": labels, "classes": classes, "targets": targets}
+        of_set = {"keys": keys, "labels": labels, "classes": classes}
         self._open(source, of_set, train if scaled_decoding is None else scaled_decoding, on_error)
-        if targets and crops is not None:
-            raise ArgumentError("targets go with one crop of each image: leave out crops, or targets")
         self._returns_keys = bool(return_keys)
         self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
         if batch_sampler is None:
@@ -315,10 +300,6 @@ class BatchLoader(Labeled, Resumable):
 
     def _open(self, source: Any, of_set: dict[str, Any], scaled_decoding: bool, on_error: str) -> None:
         if isinstance(source, PixelStore):
-            if of_set["targets"] is not None:
-                raise ArgumentError(
-                    "targets= lie in images of their first size, which a PixelStore does not have: load the files"
-                )
             keys, labels, classes = of_set["keys"], of_set["labels"], of_set["classes"]
             self.keys, rows = chosen_keys(source, keys), None
             if keys is not None:
@@ -337,9 +318,8 @@ class BatchLoader(Labeled, Resumable):
             self._filler: PixelFiller | EncodedFiller = PixelFiller(source, rows)
         else:
             self.dataset = data = ImageDataset(source, on_error=on_error, **of_set)
-            self.keys, self.classes, self.labels, self._targets = data.keys, data.classes, data.labels, data.targets
-            self._has_labels = data._has_labels
-            self._filler = EncodedFiller(source, data.keys, scaled_decoding, data._skips, data.targets)
+            self.keys, self.classes, self.labels = data.keys, data.classes, data.labels
+            self._filler = EncodedFiller(source, data.keys, scaled_decoding, data._skips)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
 
@@ -365,7 +345,7 @@ class BatchLoader(Labeled, Resumable):
         fill = self._processes.run if self._processes else self._fill_by_threads
         with closing(fill(_checked(self._batches_of(progress), len(self.keys)))) as batches:
             for images, labels, *keys in batches:
-                yield images, self._stacked(labels, of_arrays=False), *keys
+                yield images, labels, *keys
 
     def _fill_by_threads(self, batches: Iterable[SeededIndices]) -> Generator[Any, None, None]:
         started: deque[_Batch] = deque()
@@ -393,25 +373,16 @@ class BatchLoader(Labeled, Resumable):
         pairs = zip(views, self._buffers, strict=True)
         taken = [view.pixels.take_batch(buffers, len(indices)) for view, buffers in pairs]
         plan = self._filler.plan(views, indices, requests.epoch, occurrences)
-        targets = np.empty(len(indices), object)
         tasks = {}
         for start in range(0, len(indices), step):
             rows = slice(start, min(start + step, len(indices)))
             part = BatchPart(
                 views, [memory[rows] for memory, _ in taken], indices[rows], occurrences[rows], requests.epoch,
-                plan[rows], targets[rows],
+                plan[rows],
             )  # fmt: skip
             fill = partial(self._filler.fill, part)
             tasks[start] = AfterReads(pool, reads[rows], fill) if reads else pool.submit(fill)
-        return _Batch(indices, [images for _, images in taken], targets, tasks)
-
-    def _stacked(self, labels: Any, *, of_arrays: bool) -> Any:
-        """Labels, or targets with those stacked that become arrays, or the others.
-
-        The others are many tensors. A process would need an open file for each on their way out of a worker.
-        """
-        targets = {name: of for name, of in (self._targets or {}).items() if of.is_array == of_arrays}
-        return labels | {name: of.stack(labels[name]) for name, of in targets.items()} if targets else labels
+        return _Batch(indices, [images for _, images in taken], tasks)
 
     def _finish_first(self, started: "deque[_Batch]") -> tuple[Any, ...]:
         """Wait for the first batch and return it; it stays in `started` until it is complete."""
@@ -429,9 +400,6 @@ class BatchLoader(Labeled, Resumable):
             images = [one[torch.from_numpy(kept)] for one in images]
         indices = batch.indices[kept]
         labels = labels_at(self.labels, indices)
-        if self._targets is not None:
-            found = {name: [each[name] for each in batch.targets[kept]] for name in self._targets}
-            labels = self._stacked(found, of_arrays=True) | ({"label": labels} if self._has_labels else {})
         if own := self._views[0].writer.transform:
             own.warn_if_it_limits()
         keys = ([self.keys[index] for index in indices],) if self._returns_keys else ()
@@ -512,5 +480,4 @@ class _Batch(NamedTuple):
 
     indices: np.ndarray
     images: list[Tensor]
-    targets: np.ndarray
     tasks: dict[int, Future]

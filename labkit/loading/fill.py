@@ -7,11 +7,11 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -28,9 +28,6 @@ from labkit.loading.crops import Size, fitted_crops, flips, random_crops, unifor
 from labkit.loading.own_transform import OwnTransform
 from labkit.loading.resize import Box, Resizer
 from labkit.util.arguments import check_normalization, require_choice
-
-if TYPE_CHECKING:
-    from labkit.data.targets import Target
 
 
 class BatchBuffers:
@@ -272,7 +269,6 @@ class BatchPart(NamedTuple):
     occurrences: np.ndarray
     epoch: int
     plan: np.ndarray  # of the filler
-    targets: np.ndarray  # objects: what goes with each image, by name
 
     def draw(self, position: int) -> tuple[int, int, int] | None:
         """What the draws of an image's transform depend on; None without one."""
@@ -377,11 +373,8 @@ class EncodedFiller:
 
     smallest_task = 2
 
-    def __init__(
-        self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None,
-        targets: Mapping[str, "Target"] | None = None,
-    ):  # fmt: skip
-        self._store, self._keys, self._skips, self._targets = store, keys, skips, targets or {}
+    def __init__(self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None):
+        self._store, self._keys, self._skips = store, keys, skips
         self._scales = SCALES if scaled_decoding else SCALES[:1]
         self._local = _ThreadDecoder()
 
@@ -442,27 +435,7 @@ class EncodedFiller:
             for view, row, (y, x, height, width, mirror) in places:
                 within = box[0] + (y - top) * shrunk, box[1] + (x - left) * shrunk, height * shrunk, width * shrunk
                 view.writer.write(row, pixels, Crop(within, mirror, False, draw))
-        if self._targets:
-            part.targets[position] = self._crop_targets(key, image, part.views[0], crops[0])
         return True
-
-    def _crop_targets(self, key: str, image: _EncodedImage, view: View, crop: list[int]) -> dict[str, Any]:
-        """What each target of an image shows in its crop."""
-        *place, mirror = crop
-        size, whole, (top, left, height, width) = image.size, view.draw.is_whole, map(float, place)
-        if whole:
-            step_y, step_x = size[0] / height, size[1] / width
-            top, left, height, width = (
-                top * step_y,
-                left * step_x,
-                view.draw.size[0] * step_y,
-                view.draw.size[1] * step_x,
-            )
-        box = top, left, height, width
-        return {
-            name: target.crop(key, size, box, view.draw.size, bool(mirror), photo=image.data, whole=whole)
-            for name, target in self._targets.items()
-        }
 
     def _scale(self, smallest: int) -> int:
         """At which part of its size an image may be decoded."""

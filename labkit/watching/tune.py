@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import cv2
-import numpy as np
 import pandas as pd
 import torch
 from torch.utils.data import Subset
@@ -183,12 +182,11 @@ def worth_measuring(costs: Costs) -> list[int]:
 
 
 def _same_samples(dataset: ImageDataset) -> dict[str, Any]:
-    """`BatchLoader`'s arguments for the images, labels and targets of a data set, in its order."""
-    found = {"keys": dataset.keys, "targets": dataset.targets, "return_keys": dataset.return_keys}
-    if dataset._has_labels:
-        are_numbers = isinstance(dataset.labels, np.ndarray)
-        found |= {"labels": dataset.labels, "classes": dataset.classes or (None if are_numbers else [])}
-    return found
+    """`BatchLoader`'s arguments for the images and labels of a data set, in its order."""
+    labels, classes = dataset.labels, dataset.classes or None
+    if classes and labels.ndim == 1:  # their names, which stand for themselves whatever they are
+        labels = [classes[label] for label in labels.tolist()]
+    return {"keys": dataset.keys, "labels": labels, "classes": classes, "return_keys": dataset.return_keys}
 
 
 def _crop_and_flip(dataset: Any) -> tuple[Any, Any] | None:
