@@ -36,7 +36,7 @@ from labkit.data.decode import MAX_PIXELS, decode, open_image
 from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
-from labkit.data.stores import HasSizes, Store
+from labkit.data.stores import HasSizes, Store, read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_int, require_local_path
 from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
@@ -366,7 +366,7 @@ def _tile(store: Store, root: Path, make: _Make, key: str) -> str:
     path = root / path_from_key(key)
     if path.exists() and (tiling := tiling_of(path.read_bytes())) and tiling.head.table:
         return ""
-    data, reason = store.read(key), ""
+    data, reason = read_bytes(store, key), ""
     try:
         made = make(data)
     except _CannotTile as error:
