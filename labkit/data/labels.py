@@ -333,9 +333,9 @@ def _own_labels(
 ) -> tuple[dict[str, Any], list[str] | None]:
     """The labels that a source has by itself, by its keys, and the classes that they then index into."""
     own = list(getattr(source, "classes", None) or [])
-    if own and names and names != own:  # other numbers; -1 is none, as in test sets
-        if any(np.ndim(label) for label in labels):
-            check_same_classes(name, own, names, "leave classes= out, or pass labels=, too")
+    if own and names and any(np.ndim(label) for label in labels):
+        check_same_classes(name, own, names, "leave classes= out, or pass labels=, too")
+    elif own and names:  # other numbers; -1 is none, as in test sets
         labels = [None if label is None or not 0 <= label < len(own) else own[label] for label in labels]
         own = names
     return dict(zip(source.keys(), labels, strict=True)), own or names
@@ -456,7 +456,7 @@ def _check_range(
     """Refuse numbers that cannot index into the classes that were passed, or may mean two of them."""
     if not names or labels.shape[1:] == (len(names),):  # each column is one of the classes
         return
-    if labels.dtype != np.int64:
+    if labels.dtype != np.int64 or (labels.ndim > 1 and may_be_names):  # K names for each are sure, K numbers are not
         raise ArgumentError(
             f"{len(names)} classes were passed ({_listed(names)}), and the labels of {name} are {labels.dtype} "
             f"{labels.shape}, which cannot index into them: leave classes= out"
@@ -491,6 +491,7 @@ def _values_for(name: str, keys: Sequence[str], labels: Any, is_sorted: bool = F
             f'{_KINDS}; got DataFrame. Pass its columns: labels=dict(zip(frame["image"], frame["label"])), or for '
             'several numbers dict(zip(frame["image"], frame[["a", "b"]].to_numpy()))'
         )
+    kind = kind_of(labels)
     if hasattr(labels, "iloc"):  # a Series
         if len(labels) and all(isinstance(each, str) for each in labels.index):
             return _values_by_name(name, keys, list(labels.index), labels.to_numpy())
@@ -498,7 +499,7 @@ def _values_for(name: str, keys: Sequence[str], labels: Any, is_sorted: bool = F
     elif callable(labels) and not hasattr(labels, "__len__"):
         return [labels(key) for key in keys]
     if isinstance(labels, bytes | set | frozenset) or not hasattr(labels, "__len__") or not getattr(labels, "ndim", 1):
-        raise WrongTypeError(f"{_KINDS}; got {kind_of(labels)}")
+        raise WrongTypeError(f"{_KINDS}; got {kind}")
     values = _numbers_in(labels) if hasattr(labels, "ndim") else None  # an array or a tensor
     values = labels if values is None else values
     if len(values) != len(keys):
@@ -508,7 +509,7 @@ def _values_for(name: str, keys: Sequence[str], labels: Any, is_sorted: bool = F
         )
     if is_sorted:
         raise ArgumentError(
-            f"labels is {kind_of(labels)}, which goes by position, and the names of the images in {name} were found "
+            f"labels is {kind}, which goes by position, and the names of the images in {name} were found "
             "and sorted, which may be another order than that of the labels: pass keys=names, too, with the name of "
             "each label's image, or labels=dict(zip(names, labels))"
         )

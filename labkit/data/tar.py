@@ -133,6 +133,9 @@ class TarStore(ListedStore):
             raise MissingKeyError(f"{key!r} is a link to a file that is not in {self.name}")
         if offset == _SPARSE:
             raise TarError(f"{self.name}: {key!r} is stored as a sparse file: unpack the tar by `tar -xf`")
+        return self._read_at(key, offset, size)
+
+    def _read_at(self, key: str, offset: int, size: int) -> bytes:
         with reading(self.name):
             data = self._blob.read_at(offset, size)
         if len(data) != size:
@@ -148,10 +151,9 @@ class TarStore(ListedStore):
         of_suffix = list(map(tuple, places[:, LABEL_SUFFIXES.index(suffix or ".cls")].tolist()))
         n_at_once = 1 if isinstance(self._blob, LocalBlob) else _LABELS_AT_ONCE
         self.allow_requests(n_at_once)
-        with reading(self.name):
-            return read_labels(
-                self.name, keys, suffix, of_suffix, lambda key, place: self._blob.read_at(*place), n_at_once=n_at_once
-            )
+        return read_labels(
+            self.name, keys, suffix, of_suffix, lambda key, place: self._read_at(key, *place), n_at_once=n_at_once
+        )
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let a server be asked for `n_at_once` members at a time. Call it before the first read."""
