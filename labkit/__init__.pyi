@@ -32,7 +32,6 @@ from .data.shards_write import write_shards as write_shards
 from .data.sizes import collect_sizes as collect_sizes
 from .data.stores import FolderStore as FolderStore
 from .data.tar import TarStore as TarStore
-from .data.targets import Boxes as Boxes, Keypoints as Keypoints, Maps as Maps, Masks as Masks
 from .data.tiles import cut_jpeg as cut_jpeg, tile_jpegs as tile_jpegs
 from .loading.augment import (
     RECIPES as RECIPES,

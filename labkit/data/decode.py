@@ -257,7 +257,7 @@ def warn_of_lost_bits(data: bytes, key: str | None) -> None:
             warn_caller(
                 f"{key or 'an image'} has 16 bits a channel, of which the high 8 are kept, here and in all others like "
                 "it: right for photos, and a loss for depths, labels or measurements. Read those with all their bits "
-                "as targets=, by lk.Masks or lk.Maps, or in your own data set, by "
+                "in a data set of your own, by "
                 "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))",
                 BitDepthWarning,
             )

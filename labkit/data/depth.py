@@ -23,6 +23,7 @@ from torchvision.transforms.functional import resize
 
 from labkit.data.decode import PixelLimit, load_pixels, open_image
 from labkit.data.remote import as_store
+from labkit.data.stores import read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingFileError, MissingKeyError
 from labkit.util.arguments import require_choice, require_local_path
 from labkit.util.strings import PackedStrings
@@ -364,7 +365,7 @@ class DepthPairs(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         place = f"line {self.lines[index]} of {self.list}"
         try:
-            encoded = {column: self.store.read(names[index]) for column, names in self.names.items()}
+            encoded = {column: read_bytes(self.store, names[index]) for column, names in self.names.items()}
         except KeyError as error:
             raise MissingKeyError(
                 f"{error.args[0]}, but {place} names it: names are relative to the store's root"

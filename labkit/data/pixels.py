@@ -27,10 +27,10 @@ The pixel file, versions 2 and 3: raw images one after another, with an index an
 Images are in the order of the keys, the first at the next multiple of 64 after the index, with nothing in between.
 The CRC is zlib's.
 
-In version 3, the block of classes is a JSON object: `classes`, the list; `labels`, a list of the label of each image,
-such as a number, a list of numbers, a string or an object; and, where they are numbers or lists of numbers of one
-shape, `dtype`, `float32` or `int64`. Files whose labels are 32-bit integers are of version 2. Later versions keep bytes
-0 to 11 and 124 to 127 where they are, so that this one can name them.
+In version 3, the block of classes is a JSON object: `classes`, the list; `labels`, a list of the label of each image, a
+number or a list of numbers; and `dtype`, `float32` or `int64`. Files of earlier versions of labkit whose labels are
+texts or objects have no `dtype`, and are refused. Files whose labels are 32-bit integers are of version 2. Later
+versions keep bytes 0 to 11 and 124 to 127 where they are, so that this one can name them.
 """
 
 import hashlib
@@ -56,19 +56,11 @@ from torch.utils.data import Dataset
 
 from labkit.data.dataset import sample_of, transformed
 from labkit.data.decode import PixelLimit, decode, load_decoder
-from labkit.data.labels import (
-    Labeled,
-    as_json,
-    check_named,
-    check_same_classes,
-    chosen_keys,
-    labels_of,
-    sizes_of,
-    warn_of_no_classes,
-)
+from labkit.data.labels import Labeled, check_same_classes, labeled, sizes_of, warn_of_no_classes
 from labkit.data.remote import as_store, reads_ahead
-from labkit.data.stores import Store, change_times, changed_since
+from labkit.data.stores import Store, change_times, changed_since, read_bytes
 from labkit.errors import (
+    ArgumentError,
     DecodeError,
     FolderError,
     ItemErrors,
@@ -145,6 +137,8 @@ class PixelStore(Labeled, Dataset):
     The format is documented in `labkit.data.pixels`. Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
+    sorts_keys = True  # for all that the file tells
+
     def __init__(self, path: str | os.PathLike, *, transform: Callable[[Tensor], Any] | None = None):
         require_callable("transform", transform)
         self.transform = transform
@@ -180,12 +174,10 @@ class PixelStore(Labeled, Dataset):
             block = json.loads(rows[8 + 32 * n : keys_start])
             if version == _OF_CLASSES:
                 block = {"classes": block, "labels": column("<i4", n, 8 + 28 * n), "dtype": "int64"}
-            self.classes, self.labels = block["classes"], block["labels"]
-            if "dtype" in block:
-                self.labels = np.array(self.labels, block["dtype"])
-                self.labels.setflags(write=False)
-            elif all(isinstance(label, str) for label in self.labels):
-                self.labels = PackedStrings(self.labels)
+            if "dtype" not in block:
+                raise ArgumentError("they are neither numbers nor classes, which earlier versions kept")
+            self.classes, self.labels = block["classes"], np.array(block["labels"], block["dtype"])
+            self.labels.setflags(write=False)
         except (KeyError, TypeError, ValueError) as error:
             raise PixelError(f"{path} is damaged: its labels cannot be read ({error}); {_REBUILD}") from error
         # A copy of the keys, else all of `rows` stays in memory.
@@ -229,8 +221,7 @@ class PixelStore(Labeled, Dataset):
             path: The file to write; missing folders are made.
             short_side: Pixels.
             decoder: One of `labkit.DECODERS`.
-            classes, labels, keys: As for `ImageDataset`. The file keeps classes and labels. What are no numbers or
-                strings must be what JSON holds, and comes back as JSON has it: a tuple as a list.
+            classes, labels, keys: As for `ImageDataset`. The file keeps classes and labels.
             engine, num_workers, address: As in `labkit.map_items`. Threads are as fast as processes here, and start
                 at once: decoders and resizing release the GIL.
             progress: Show a live bar.
@@ -254,11 +245,9 @@ class PixelStore(Labeled, Dataset):
         load_decoder(decoder)  # an unknown or a missing one is one error here, not one for each image
         store = as_store(source)
         path = require_local_path("path", path).absolute()  # other processes may have another working folder
-        chosen = chosen_keys(store, keys)
+        chosen, names, labels = labeled(store, keys, classes, labels)
         if not chosen:
             raise PixelError(f"{path} is not built: the source holds no image")
-        check_named(labels, keys)
-        names, labels = labels_of(chosen, classes, labels=labels, source=store)
         block = _label_block(names, labels)
         origin, parts = _plan_parts(store, chosen, short_side, decoder)
         folder = sibling_path(path, ".parts")
@@ -274,7 +263,7 @@ class PixelStore(Labeled, Dataset):
                     )
                 check_same_classes(str(path), found.classes, names, remedy, error=PixelError)
                 if _label_block(found.classes, found.labels) != block:
-                    pairs = zip(chosen, map(as_json, found.labels), map(as_json, labels), strict=True)
+                    pairs = zip(chosen, map(str, found.labels.tolist()), map(str, labels.tolist()), strict=True)
                     differing = [
                         f"of {key}, {there:.50} in place of {here:.50}" for key, there, here in pairs if there != here
                     ]
@@ -497,14 +486,12 @@ def _write_file(
         file.write(header + struct.pack("<I", zlib.crc32(header)) + rows)
 
 
-def _label_block(classes: list[str], labels: Any) -> tuple[int, bytes, bytes]:
+def _label_block(classes: list[str], labels: np.ndarray) -> tuple[int, bytes, bytes]:
     """The version of a file with such labels, its column of labels, and its block of classes."""
-    is_array = isinstance(labels, np.ndarray)
-    if is_array and labels.ndim == 1 and labels.dtype == np.int64 and np.array_equal(labels, labels.astype(np.int32)):
+    if labels.ndim == 1 and labels.dtype == np.int64 and np.array_equal(labels, labels.astype(np.int32)):
         return _OF_CLASSES, labels.astype("<i4").tobytes(), json.dumps(classes).encode()
-    content = {"classes": classes, "labels": labels if is_array else list(labels)}
-    content |= {"dtype": str(labels.dtype)} if is_array else {}
-    return _OF_LABELS, bytes(4 * len(labels)), as_json(content).encode()
+    content = {"classes": classes, "labels": labels.tolist(), "dtype": str(labels.dtype)}
+    return _OF_LABELS, bytes(4 * len(labels)), json.dumps(content).encode()
 
 
 # Building: parts, each a small pixel file, whole or absent, are made in a folder next to the file, then joined.
@@ -570,7 +557,7 @@ def _check_changed(found: PixelStore, store: Store, changed: list[str], remedy: 
 
     def is_same(key: str) -> bool:
         with suppress(DecodeError, KeyError, OSError):
-            image = decode(store.read(key), found._origin.decoder, key=key)
+            image = decode(read_bytes(store, key), found._origin.decoder, key=key)
             return np.array_equal(shrink(image, found._origin.short_side), found.pixels(rows[key]))
         return False
 

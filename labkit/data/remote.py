@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -26,8 +26,8 @@ from labkit.data.blobs import (
     is_url,
     refuse_storage_options,
 )
-from labkit.data.sources import DatasetStore, MappingStore, ParquetStore, ShardStore, holds_shards
-from labkit.data.stores import FolderStore, ListedStore, Store
+from labkit.data.sources import MappingStore, ParquetStore, ShardStore, holds_shards
+from labkit.data.stores import FolderStore, ListedStore, Store, read_bytes
 from labkit.data.tar import TarStore
 from labkit.data.tar_stream import TAR_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
@@ -36,9 +36,7 @@ from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
 
-_SOURCES = (
-    "a folder of images or tars, a .tar, a URL, a mapping of names to bytes, a Hugging Face Dataset or a .parquet"
-)
+_SOURCES = "a folder of images or tars, a .tar, a URL, a mapping of names to bytes or a .parquet"
 _HTTP_URL = "a URL, such as 'https://host/photos'"
 _FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name is a text, and no path
 _ALMOST_URL = re.compile(r"(https?|s3|gs|az|hf)[:/]|www\.", re.IGNORECASE)
@@ -57,8 +55,8 @@ class HttpStore(ListedStore):
 
     Args:
         url: `http(s)://host/folder`. For a `.tar` at a URL use `TarStore(url)`: it reads with range requests.
-        keys: Paths below `url`. Default: what the folder's `manifest.json` lists (as `make_photos` writes it), else
-            what the server's listing pages link to.
+        keys: Paths below `url`, in the order that `keys()` then has. Default: what the folder's `manifest.json` lists
+            (as `make_photos` writes it), else what the server's listing pages link to; these are sorted.
         ignore: Suffixes of files to leave out of what is listed, as for `FolderStore`.
         num_connections: Connections kept open in each process; use as many as there are threads. `reads_in_flight` of
             `BatchLoader` makes it as many.
@@ -106,7 +104,9 @@ class HttpStore(ListedStore):
                 raise WrongTypeError(
                     f"keys must be a list of paths below the URL, such as ['cat/1.jpg'], got {keys!r:.100}"
                 )
-            self._keys = PackedStrings(sorted(keys))
+            self._keys, self.sorts_keys = PackedStrings(keys), False
+            if twice := [key for key, times in Counter(self._keys).items() if times > 1]:
+                raise ArgumentError(f"keys= names {len(twice)} files more than once, the first {twice[0]!r}")
 
     def allow_requests(self, n_at_once: int) -> None:
         """Keep at least `n_at_once` connections open in each process. Call it before the first read."""
@@ -303,21 +303,21 @@ def open_store(
     label_column: str | None = None,
     **storage_options: Any,
 ) -> Store:
-    """The store that fits a source of images: a place, a mapping, or a table.
+    """The store that fits a source of images: a place, a mapping, or a Parquet file.
 
     A folder of images gives a `FolderStore`, a `.tar` anywhere a `TarStore`, another `http(s)://` URL an `HttpStore`,
     and any other scheme that fsspec knows (`s3://bucket/prefix`) an `ObjectStore`. The other kinds are in
     `labkit.data.sources`: a folder of tars, such as WebDataset's shards, gives a `ShardStore`, a mapping of names to
-    the bytes of image files a `MappingStore`, a Hugging Face `Dataset` a `DatasetStore`, and a `.parquet` file a
-    `ParquetStore`. Shards and tables come with their labels.
+    the bytes of image files a `MappingStore`, and a `.parquet` file a `ParquetStore`. Tars and tables come with their
+    labels.
 
     Whatever takes a store takes these sources, too; it then opens them without options.
 
     Args:
         source: The source.
         ignore: Suffixes of images to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
-        image_column, label_column: Of a table. Default: its only column of images; its only column of classes, or the
-            one named `label`, if there is one.
+        image_column, label_column: Of a Parquet file. Default: its only column of images; its only column of classes,
+            or the one named `label`, if there is one.
         **storage_options: Passed to fsspec, for object storage.
 
     >>> lk.open_store("photos")
@@ -331,14 +331,10 @@ def open_store(
     columns = {"image_column": image_column, "label_column": label_column}
     given = {name: value for name, value in columns.items() if value is not None}
     refuse_storage_options(source if isinstance(source, str | os.PathLike) else "", storage_options)
-    if hasattr(source, "cast_column") and not isinstance(source, type):
-        return DatasetStore(source, ignore=ignore, **given)
     if isinstance(source, str | os.PathLike) and os.fspath(source).lower().endswith(".parquet") and not is_url(source):
         return ParquetStore(source, ignore=ignore, **given)
     if given:
-        raise WrongTypeError(
-            f"{', '.join(given)} is for a Hugging Face Dataset or a Parquet file, got {kind_of(source)}"
-        )
+        raise WrongTypeError(f"{', '.join(given)} is for a Parquet file, got {kind_of(source)}")
     if isinstance(source, Mapping):
         return MappingStore(source, ignore=ignore)
     place = require_path("the place", source, what=_SOURCES)
@@ -385,15 +381,15 @@ def is_far(store: Any) -> bool:
 
 
 def reads_ahead(store: Store, keys: Sequence[str]) -> Iterator[Callable[[], bytes]]:
-    """For each key, in order, a function that returns its bytes or raises what `store.read` does.
+    """For each key, in order, a function that returns its bytes or raises what `read_bytes` does.
 
     A distant store is read with 32 requests at a time, since one after the other would mostly wait.
     """
     if not is_far(store):
-        yield from (partial(store.read, key) for key in keys)
+        yield from (partial(read_bytes, store, key) for key in keys)
         return
     allow_requests(store, _READS_AHEAD)
-    for answer in _ahead(store.read, keys):
+    for answer in _ahead(partial(read_bytes, store), keys):
         yield answer.result
 
 
@@ -419,7 +415,7 @@ def as_store(source: Any) -> Store:
     """
     if isinstance(source, Store) and not isinstance(source, type):
         return source
-    if isinstance(source, str | os.PathLike | Mapping) or hasattr(source, "cast_column"):
+    if isinstance(source, str | os.PathLike | Mapping):
         return open_store(source)
     raise WrongTypeError(
         "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from "
@@ -430,6 +426,8 @@ def as_store(source: Any) -> Store:
 def _remedy_for(source: Any) -> str:
     if isinstance(source, list | tuple):
         return ". Some images of a source are chosen by keys="
+    if hasattr(source, "cast_column"):
+        return ". torch's loaders, and lk.make_loader, take a Hugging Face data set itself"
     if held := [name for name in ("store", "root") if hasattr(source, name) and not isinstance(source, type)]:
         return f". Pass what it reads, its `{held[0]}`"
     return ""

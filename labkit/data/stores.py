@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from labkit.data.blobs import Extent, evict
-from labkit.errors import MissingFileError, MissingKeyError
-from labkit.util.arguments import require_a, require_path
+from labkit.errors import MissingFileError, MissingKeyError, WrongTypeError
+from labkit.util.arguments import kind_of, require_a, require_path
 from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
 from labkit.util.strings import PackedStrings
 
@@ -24,10 +24,31 @@ class Store(Protocol):
     """Named bytes. Stores survive fork and pickling (spawn): each process opens its own files on first use."""
 
     def keys(self) -> Sequence[str]:
-        """Names of all images, sorted, with `/` between their parts."""
+        """Names of all images, with `/` between their parts: sorted, or in an order that whoever made it gave."""
 
     def read(self, key: str) -> bytes:
         """Encoded contents of one image. Raises KeyError for an unknown key."""
+
+
+def read_bytes(store: Store, key: str) -> bytes:
+    """The bytes of one image, whatever a store keeps them in. Whoever reads a store reads it here.
+
+    Raises:
+        WrongTypeError: the store gave something else than bytes. And what `store.read` raises.
+    """
+    return as_bytes(store.read(key), key)
+
+
+def as_bytes(data: Any, key: str) -> bytes:
+    """`data` as bytes, copied unless it is that: a bytearray, a memoryview, np.void (as of h5py), an array of uint8."""
+    if isinstance(data, bytes):
+        return data
+    array = None if isinstance(data, str | list | tuple) else np.asarray(data)
+    if array is not None and (
+        array.dtype.kind == "V" if array.ndim == 0 else array.dtype == np.uint8 and array.ndim == 1
+    ):
+        return array.tobytes()
+    raise WrongTypeError(f"{key!r} must lead to the bytes of an image file, got {kind_of(data)}")
 
 
 @runtime_checkable
@@ -78,8 +99,12 @@ class ListedStore(ABC):
     Args:
         name: Where it reads from, for messages; holds no credentials.
         ignore: Suffixes to leave out.
+
+    Attributes:
+        sorts_keys: Whether names are found and sorted, so that nobody gave their order. See `labels` of `ImageDataset`.
     """
 
+    sorts_keys = True
     _keys: PackedStrings | None = None
     _if_empty = "holds no image"
 
@@ -101,7 +126,7 @@ class ListedStore(ABC):
             ValueError: there are images of other formats, such as GIF, that `ignore` does not name; counts them.
         """
         if self._keys is None:
-            keys = PackedStrings(sorted(self._list_keys()))
+            keys = PackedStrings(sorted(self._list_keys()) if self.sorts_keys else self._list_keys())
             if not keys:
                 raise MissingFileError(f"{self.name} {self._if_empty}")
             self._keys = keys

@@ -15,7 +15,9 @@ import tarfile
 import warnings
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -47,9 +49,9 @@ from labkit.data.tar_stream import (
     read_header,
     reading,
 )
-from labkit.errors import MissingKeyError, StorageError, TarError
+from labkit.errors import ArgumentError, MissingKeyError, StorageError, TarError
 from labkit.util.arguments import require_choice, require_path
-from labkit.util.files import images_among, write_atomic
+from labkit.util.files import images_among, n_images, write_atomic
 from labkit.util.machine import labkit_home
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
@@ -76,11 +78,15 @@ class TarStore(ListedStore):
         TarError: the tar is compressed, cut or damaged, goes on after its end mark, or is not a tar; names the remedy.
             Raised on first use. Also by `read` for a member that is stored as a sparse file.
         ValueError: another mode; or the tar holds images that labkit does not decode and `ignore` does not name (on the
-            first call of `keys()`).
+            first call of `keys()`); or, on the first look at `labels`, these are texts, images lack one, several share
+            one, or one is no number.
         TypeError: options for a place that takes none.
 
     Warns, on first use:
         TarWarning: members may be missing: there is no end mark, or it is followed by more zeros than fill a record.
+
+    Labels, as WebDataset has them, are the numbers in the `.cls` members beside the images; or if there are none, those
+    in `.json`. Texts in `.txt` members are what `lk.read_shards` gives. Without such members, classes are the folders.
 
     Keys have no leading `./`; `read` takes them with or without. A link gives its target's bytes. The index is built
     again when the tar's size or modification time has changed; it may be deleted at any time.
@@ -127,11 +133,27 @@ class TarStore(ListedStore):
             raise MissingKeyError(f"{key!r} is a link to a file that is not in {self.name}")
         if offset == _SPARSE:
             raise TarError(f"{self.name}: {key!r} is stored as a sparse file: unpack the tar by `tar -xf`")
+        return self._read_at(key, offset, size)
+
+    def _read_at(self, key: str, offset: int, size: int) -> bytes:
         with reading(self.name):
             data = self._blob.read_at(offset, size)
         if len(data) != size:
             raise TarError(f"{self.name} was cut after its headers were read: {key!r} lacks its end")
         return data
+
+    @cached_property
+    def labels(self) -> Sequence[Any] | None:
+        """The label of each image, in the order of `keys()`; None if the tar holds none."""
+        keys, index = self.keys(), self._index()
+        places = label_places(index, keys)
+        suffix = label_suffix(places)
+        of_suffix = list(map(tuple, places[:, LABEL_SUFFIXES.index(suffix or ".cls")].tolist()))
+        n_at_once = 1 if isinstance(self._blob, LocalBlob) else _LABELS_AT_ONCE
+        self.allow_requests(n_at_once)
+        return read_labels(
+            self.name, keys, suffix, of_suffix, lambda key, place: self._read_at(key, *place), n_at_once=n_at_once
+        )
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let a server be asked for `n_at_once` members at a time. Call it before the first read."""
@@ -158,6 +180,79 @@ class TarStore(ListedStore):
         index = self._index()
         names = chain(index.names, (f"{folder}/" for folder in index.folders))
         return images_among(names, self._ignore, self.name, self._folders)
+
+
+# Labels, which lie beside their images: WebDataset's members with the name of the image up to its first dot.
+
+_LABELS_AT_ONCE = 32  # of a distant tar, where each takes a request
+LABEL_SUFFIXES = [".cls", ".txt", ".json"]  # the first of these that there is, as for `read_shards`
+
+
+def label_places(index: "TarIndex", images: Sequence[str]) -> np.ndarray:
+    """Offset and size of the members beside each image, one of each suffix: int64 (images, suffixes, 2), or -1."""
+    rows = {name: row for row, name in enumerate(index.names) if name.endswith(tuple(LABEL_SUFFIXES))}
+    parted = (image.rpartition("/") for image in images)
+    stems = (folder + slash + name.partition(".")[0] for folder, slash, name in parted)
+    found = [[rows.get(stem + suffix, -1) for suffix in LABEL_SUFFIXES] for stem in stems]
+    chosen = np.array(found, np.int64).reshape(len(images), len(LABEL_SUFFIXES))
+    places = np.stack([index.offsets[chosen], index.sizes[chosen]], axis=-1)
+    return np.where(chosen[..., None] < 0, -1, places)
+
+
+def label_suffix(places: np.ndarray) -> str | None:
+    """The suffix of the members that are labels, of those that `label_places` found."""
+    return next((suffix for n, suffix in enumerate(LABEL_SUFFIXES) if (places[:, n, 0] >= 0).any()), None)
+
+
+def read_labels(
+    name: str,
+    keys: Sequence[str],
+    suffix: str | None,
+    places: Sequence[tuple[int, ...]],
+    read: Callable[[str, tuple[int, ...]], bytes],
+    *,
+    n_at_once: int = 1,
+) -> list[Any] | None:
+    """The labels in the members of one suffix, a number or what JSON holds for each image; None without a suffix.
+
+    Args:
+        name: Of the tar or the folder of tars, for messages.
+        places: Of each image's member: perhaps a number of a tar, then its offset, which is -1 without one, and size.
+        read: Gives a member's bytes.
+        n_at_once: How many to read at a time.
+    """
+    rest = (
+        "pass labels= of your own, such as labels=lambda key: key.partition('/')[0] for the folders, or classes=[] if "
+        "labels are not used"
+    )
+    if suffix is None:
+        return None
+    if suffix == ".txt":
+        raise ArgumentError(f"the labels in {name} are texts, in .txt members, which lk.read_shards gives: {rest}")
+    if lacking := [row for row, (*_, offset, _) in enumerate(places) if offset < 0]:
+        raise ArgumentError(
+            f"{n_images(len(lacking))} of {len(places)} in {name}, such as {keys[lacking[0]]!r}, have no {suffix} "
+            f"member: {rest}"
+        )
+    if len(set(places)) < len(places):
+        [(place, _)] = Counter(places).most_common(1)
+        several = [keys[row] for row, other in enumerate(places) if other == place]
+        raise ArgumentError(
+            f"{' and '.join(map(repr, several[:2]))} in {name} are images of one sample, with one {suffix} member: "
+            f"leave the others out, as lk.open_store(root, ignore='.png'), or {rest}"
+        )
+    labels: list[Any] = [None] * len(places)
+    order = sorted(range(len(places)), key=places.__getitem__)  # as they lie on the disk
+    with ThreadPoolExecutor(n_at_once, "labkit-labels") as pool:
+        reads = (pool.map if n_at_once > 1 else map)(lambda row: read(keys[row], places[row]), order)
+        for row, data in zip(order, reads, strict=True):
+            try:
+                labels[row] = int(data) if suffix == ".cls" else json.loads(data)
+            except ValueError:
+                raise ArgumentError(
+                    f"{name} has {data[:20]!r} as the {suffix} member of {keys[row]!r}, which is no label: {rest}"
+                ) from None
+    return labels
 
 
 # The index.

@@ -36,7 +36,7 @@ from labkit.data.decode import decode, max_pixels, open_image
 from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
-from labkit.data.stores import HasSizes, Store, change_times, changed_since, folders_without_image
+from labkit.data.stores import HasSizes, Store, change_times, changed_since, folders_without_image, read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_int, require_local_path
 from labkit.util.files import atomic_path, claim_folder, path_from_key, write_record
@@ -372,7 +372,7 @@ def _tile(store: Store, root: Path, make: _Make, times: dict[str, float], key: s
         return ""
     reason = ""
     with atomic_path(path, dated=True) as half:
-        made = data = store.read(key)
+        made = data = read_bytes(store, key)
         try:
             made = make(data)
         except _CannotTile as error:

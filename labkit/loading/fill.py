@@ -21,7 +21,7 @@ from torch import Tensor
 from labkit.data.dataset import SkipLog
 from labkit.data.decode import decode, jpeg_orientation, max_pixels
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
-from labkit.data.stores import Store
+from labkit.data.stores import Store, read_bytes
 from labkit.data.tiles import Tiling, cut, head_of, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
 from labkit.loading.crops import Size, center_crops, flips, random_crops, uniforms
@@ -402,7 +402,7 @@ class EncodedFiller:
             raise
 
     def _open_image(self, key: str, read: Future | None) -> _EncodedImage:
-        return _EncodedImage(key, read.result() if read else self._store.read(key), self._local.decoder)
+        return _EncodedImage(key, read.result() if read else read_bytes(self._store, key), self._local.decoder)
 
     def _write_crops(
         self, key: str, part: BatchPart, position: int, image: _EncodedImage, crops: list[list[int]]
