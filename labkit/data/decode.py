@@ -379,6 +379,7 @@ def open_any(data: bytes) -> Image.Image:
 
 # First bytes of what is often named .jpg and is something else.
 _OTHER_KINDS = (
+    (rb"\x1f\x8b", "a gzip file, as a server sends that compresses images: have it send them as they are"),
     (rb"GIF8", "a GIF"), (rb"BM", "a BMP"), (rb"II\*\0|MM\0\*", "a TIFF"), (rb"....ftypavi[fs]", "an AVIF"),
     (rb"....ftyp(hei|hev|mif)", "a HEIC"), (rb"\s*<(!DOCTYPE|html)", "a web page"), (rb"\s*<svg", "an SVG"),
     (rb"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` brings"), (rb"\Z", "an empty file"),

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,9 +43,10 @@ _FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name
 _ALMOST_URL = re.compile(r"(https?|s3|gs|az|hf)[:/]|www\.", re.IGNORECASE)
 _READS_AHEAD = 32  # of a distant store that is read as a whole: 1,000 images/s from 30 ms away
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
+_MAX_LISTING_BYTES = 1 << 28
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
-_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
+_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?|zip|7z|rar)$", re.IGNORECASE)
 
 
 Result = TypeVar("Result")
@@ -152,7 +154,7 @@ class HttpStore(ListedStore):
     def _list_keys(self) -> list[str]:
         answer = self._client.get(self._url_of("manifest.json"))
         try:
-            listed = [str(row["key"]) for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+            listed = [str(row["key"]) for row in json.loads(_text(answer))["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
             listed = []
         if listed:
@@ -181,7 +183,7 @@ class HttpStore(ListedStore):
                 )
             if answer.status == 200 and "html" in answer.headers.get("Content-Type", ""):
                 try:
-                    parser.feed(answer.data.decode("utf-8", "replace"))
+                    parser.feed(_text(answer).decode("utf-8", "replace"))
                 except AssertionError as error:  # html.parser's answer to some broken markup
                     shown = strip_credentials(page)
                     raise StorageError(f"{shown} is not a readable listing ({error}): {_NAME_FILES}") from error
@@ -200,6 +202,15 @@ class HttpStore(ListedStore):
                 if key.endswith("/"):
                     folders.append(key)
                 yield key
+
+
+def _text(answer: Any) -> bytes:
+    """A listing, which some servers compress unasked."""
+    if answer.headers.get("Content-Encoding", "").lower() not in ("gzip", "x-gzip", "deflate"):
+        return answer.data
+    with suppress(zlib.error):
+        return zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(answer.data, _MAX_LISTING_BYTES)
+    return b""
 
 
 class _LinkParser(HTMLParser):
@@ -344,7 +355,8 @@ def open_store(
     if is_far:
         import fsspec
 
-        is_readable = is_http_url(place) or place.partition("://")[0] in fsspec.available_protocols()
+        schemes = place.partition("://")[0].split("::")  # as in simplecache::s3://
+        is_readable = is_http_url(place) or set(schemes) <= set(fsspec.available_protocols())
     if is_readable and _TAR_NAME.search(urlsplit(place).path if is_far else place):
         return TarStore(place, ignore=ignore, **storage_options)
     if is_readable and is_http_url(place):
@@ -362,10 +374,7 @@ def _why_unknown(place: str) -> str:
     if is_url(place):
         return f"fsspec knows no scheme {place.partition('://')[0]!r}"
     if os.path.exists(place):
-        return (
-            "it is a file. Name the folder that it lies in; archives other than .tar are unpacked first, and "
-            "lk.PixelStore(path) opens what lk.PixelStore.build made"
-        )
+        return "it is a file. Name the folder that it lies in; lk.PixelStore(path) opens what lk.PixelStore.build made"
     if place.startswith("~") or "$" in place:
         return "~ and variables are not expanded: pass os.path.expanduser(path), or os.path.expandvars(path)"
     if any(sign in place for sign in "*?["):

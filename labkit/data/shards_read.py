@@ -560,7 +560,10 @@ class ShardDataset(IterableDataset):
         if len(suffixes) != 1 or label_suffix is None:
             found = ", ".join(part for part in sample if not part.startswith("__"))
             files = f"a .{self._label_suffix}" if self._label_suffix else "a .cls (or .txt, or .json)"
-            raise ArgumentError(f"{name}: a sample must have one image and {files} with its label; it has {found}")
+            raise ArgumentError(
+                f"{name}: a sample must have one image and {files} with its label; it has {found}. Write the shard "
+                "again with that; or read the images alone, as lk.ImageDataset(folder_of_the_shards, classes=[])"
+            )
         self._label_suffix = label_suffix
         label = _label_of(sample[label_suffix], self.order.shards.labels or label_suffix, name)
         try:

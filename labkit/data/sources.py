@@ -128,7 +128,8 @@ class ParquetStore(ListedStore):
         if image not in of_images:
             raise ArgumentError(
                 f"{f'column {image!r}' if image else 'no column'} of {self.path} holds images, which are bytes, or a "
-                f"struct with bytes; the columns are {', '.join(columns)}"
+                f"struct with bytes; the columns are {', '.join(columns)}. Paths are not followed: open the folder of "
+                "the files, as lk.FolderStore(folder), and pass labels="
             )
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         names = {name: feature["names"] for name, feature in features.items() if "names" in feature}
@@ -142,7 +143,10 @@ class ParquetStore(ListedStore):
         """The bytes in one row. Raises KeyError for an unknown key, or a row without bytes."""
         data = self._columns()[0][self._row(key)].as_py()
         if data is None:
-            raise MissingKeyError(f"{key!r} of {self.name} has no image: its row holds no bytes")
+            raise MissingKeyError(
+                f"{key!r} of {self.name} has no image: its row holds no bytes. If it holds the path of a file, open "
+                "the folder of these files, as lk.FolderStore(folder), and pass labels="
+            )
         return data
 
     def sizes(self) -> np.ndarray:

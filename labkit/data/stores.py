@@ -128,9 +128,13 @@ class ListedStore(ABC):
         if self._keys is None:
             keys = PackedStrings(sorted(self._list_keys()) if self.sorts_keys else self._list_keys())
             if not keys:
-                raise MissingFileError(f"{self.name} {self._if_empty}")
+                raise MissingFileError(f"{self.name} {self._why_empty()}")
             self._keys = keys
         return self._keys
+
+    def _why_empty(self) -> str:
+        """What there is in place of images, and what to do, where there are none."""
+        return self._if_empty
 
     def folders_without_image(self) -> dict[str, Counter[str]]:
         """The first folders in which no key is: how many files of each suffix there are in it, `""` for none."""
@@ -164,6 +168,9 @@ def _read_whole(descriptor: int, size: int) -> bytes:
     while parts[-1]:
         parts.append(os.read(descriptor, 1 << 20))
     return b"".join(parts)
+
+
+_PACKED = (".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".lz4", ".lz", ".z", ".zip", ".7z", ".rar")
 
 
 class FolderStore(ListedStore):
@@ -266,6 +273,21 @@ class FolderStore(ListedStore):
 
     def _list_keys(self) -> Iterator[str]:
         return images_among(self._list_files(), self._ignore, self.name, self._folders)
+
+    def _why_empty(self) -> str:
+        files = [name.rpartition("/")[2].lower() for name in self._list_files() if not name.endswith("/")]
+        counts = Counter(os.path.splitext(name)[1] or "without suffix" for name in files)
+        if not counts:
+            return self._if_empty
+        found = f"{self._if_empty}, but {', '.join(f'{number} {suffix}' for suffix, number in counts.most_common(5))}"
+        if ".parquet" in counts:
+            return (
+                f"{found}: one Parquet file is opened by its own path; join several before, as "
+                "pyarrow.parquet.write_table(pyarrow.parquet.read_table(folder), 'photos.parquet')"
+            )
+        if any(name.endswith(_PACKED) for name in files):
+            return f"{found}: open one by its own path, whose error says how to unpack it"
+        return found
 
     def _list_files(self) -> Iterator[str]:
         for folder in walk(self.root):

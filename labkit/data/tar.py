@@ -10,7 +10,6 @@ import json
 import os
 import posixpath
 import re
-import shlex
 import tarfile
 import warnings
 import zlib
@@ -40,6 +39,7 @@ from labkit.data.blobs import (
 )
 from labkit.data.stores import ListedStore
 from labkit.data.tar_stream import (
+    TAR_SUFFIXES,
     TarWarning,
     check_end,
     damage_error,
@@ -48,6 +48,7 @@ from labkit.data.tar_stream import (
     plain_name,
     read_header,
     reading,
+    unpacking_command,
 )
 from labkit.errors import ArgumentError, MissingKeyError, StorageError, TarError
 from labkit.util.arguments import require_choice, require_path
@@ -175,6 +176,15 @@ class TarStore(ListedStore):
         index = self._index()
         row = index.row(plain_name(key))
         yield Extent(self.name, index.offsets[row].item(), index.sizes[row].item(), opens=first)
+
+    def _why_empty(self) -> str:
+        tars = [name for name in self.names() if name.lower().endswith(TAR_SUFFIXES)]
+        if not tars:
+            return super()._why_empty()
+        return (
+            f"holds {len(tars)} tar{'s' * (len(tars) > 1)}, such as {tars[0]!r}, and no image: unpack it by `tar -xf`, "
+            "and then the tars, each into a folder of its own: python data_scripts/extract_tars.py FOLDER TAR..."
+        )
 
     def _list_keys(self) -> Iterator[str]:
         index = self._index()
@@ -342,7 +352,7 @@ def build_index(blob: Blob) -> TarIndex:
             raise TarError(
                 f"{blob.name} is compressed ({program}): no member can be read without unpacking all before it. "
                 f"{'Download and convert' if is_url(blob.name) else 'Convert'} it: "
-                f"python -m labkit convert {shlex.quote(place)} {shlex.quote(place + '.tar')}"
+                f"{unpacking_command(program, blob.name, place)}"
             )
         file.seek(0)
         tar = open_tar(file, blob.name)

@@ -121,7 +121,7 @@ def test_what_is_ignored_is_no_image_either(tmp_path):
 def test_who_names_the_classes_or_the_labels_is_told_nothing(tmp_path, door):
     root = photos(tmp_path / "photos", OTHERS["raw files"])
     for number, options in enumerate(
-        ({"classes": ["cat", "dog", "emu", "owl"]}, {"classes": []}, {"labels": [0, 0, 1, 2]})
+        ({"classes": ["cat", "dog", "emu", "owl"]}, {"classes": []}, {"labels": dict.fromkeys(IMAGES, 1)})
     ):
         assert DOORS[door](root, tmp_path / str(number), **options) is not None
 

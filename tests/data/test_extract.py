@@ -27,6 +27,7 @@ from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
 from tests.children import in_children
 from tests.full_disk import full_disk
+from tests.hardening.inputs import tar_bytes
 from tests.killing import killed_at_every_moment
 from tests.paths import contents
 from tests.tars import listed, make_tar, member, numbered_files
@@ -395,13 +396,14 @@ def test_what_is_cut_or_damaged_is_not_converted(tmp_path, kind):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"./a.jpg".ljust(2048, b"\0"), "is not compressed: use it as it is"),
+        (tar_bytes(member("a.jpg", b"1")), "is a tar that is not compressed: use it as it is"),
+        (b"./a.jpg".ljust(2048, b"\0"), "is not a tar"),
         (gzip.compress(b"a picture, say" * 100), "is not a tar"),
         (gzip.compress(b""), "is not a tar"),
         (b"\x28\xb5\x2f\xfd more", "unpack it by `zstd -d "),
         (None, "does not exist .looked for in .*: check the path"),
     ],
-    ids=range(5),  # the bytes of a gzip hold the time
+    ids=range(6),  # the bytes of a gzip hold the time
 )
 def test_what_cannot_be_converted_is_told(tmp_path, data, said):
     if data is not None:
