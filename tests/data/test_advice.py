@@ -26,6 +26,7 @@ import labkit as lk
 from labkit.app.cli import app
 from labkit.data import decode
 from labkit.data.labels import LabelWarning
+from labkit.data.samples import make_depth
 from labkit.data.tar_stream import convert_tar
 from tests.image_files import write_pictures
 from tests.paths import SCRIPTS, contents, run_script
@@ -314,3 +315,57 @@ def test_sixteen_bits_are_read_as_the_warning_says(tmp_path, monkeypatch):
         lk.decode(store.read(key), key=key)
     assert "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))" in str(caught[0].message)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(store.read(key)))), depth)
+
+
+# Folders that an earlier run filled.
+
+MAKERS = {
+    "make_photos": lambda source, root, number: lk.make_photos(root, 2, seed=number, progress=False),
+    "make_depth": lambda source, root, number: make_depth(root, 1, seed=number, progress=False),
+    "write_shards": lambda source, root, number: lk.write_shards(
+        source, root, seed=number, engine="threads", progress=False
+    ),
+    "tile_jpegs": lambda source, root, number: lk.tile_jpegs(source, root, short_side=8 + number, progress=False),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_folder_of_another_job_is_left_or_emptied(photos, tmp_path, maker):
+    make, root = MAKERS[maker], tmp_path / "out"
+    make(photos, root, 0)
+    before = contents(root)
+    assert "choose another folder, or remove what labkit made there" in refused(lambda: make(photos, root, 1))
+    assert contents(root) == before
+    make(photos, tmp_path / "other", 1)
+    shutil.rmtree(root)
+    make(photos, root, 1)
+    assert contents(root) == contents(tmp_path / "other")
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_folder_with_something_else_is_left_alone(photos, tmp_path, maker):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("important")
+    said = refused(lambda: MAKERS[maker](photos, tmp_path / "mine", 0))
+    assert "'thesis.tex': choose a new folder, or an empty one" in said
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    (tmp_path / "empty").mkdir()
+    MAKERS[maker](photos, tmp_path / "empty", 0)
+
+
+def test_folders_that_are_missing_are_made_by_the_call_that_is_named(tmp_path):
+    said = refused(lambda: lk.FolderStore(tmp_path / "none"))
+    assert "lk.make_photos(root, count) makes photos to try things on" in said
+    assert len(lk.FolderStore(lk.make_photos(tmp_path / "none", 2, progress=False))) == 2
+
+
+def test_a_tar_of_a_place_that_takes_folders_and_the_reverse(photos, tar, server):
+    assert "lk.FolderStore reads folders of images" in refused(lambda: lk.TarStore(photos).keys())
+    assert list(lk.FolderStore(photos).keys()) == list(lk.TarStore(tar).keys()) == KEYS
+    assert "is a tar: open it with TarStore" in refused(lambda: lk.HttpStore(f"{server.url}/photos.tar"))
+    server.files["/photos.tar"] = tar.read_bytes()
+    assert labels(lk.TarStore(f"{server.url}/photos.tar")) == labels(photos)
+    said = refused(lambda: lk.HttpStore(f"{server.url}/photos").keys())
+    assert "name the files, HttpStore(url, keys=[...])" in said
+    server.files.update({f"/photos/{key}": data for key, data in contents(photos).items()})
+    assert labels(lk.HttpStore(f"{server.url}/photos", keys=KEYS)) == labels(photos)
