@@ -25,7 +25,8 @@ from labkit.loading.seeding import is_installed
 _DRAWING = re.compile(
     r"_?(rand\w*|normal_?|log_normal_?|trunc_normal_?|uniform_?|bernoulli_?|multinomial|poisson|binomial|exponential_"
     r"|geometric_|cauchy_|\w*dropout\w*|\w*noise\w*|rrelu_?|gumbel_softmax|fractional_max_pool\w*|\w*attention\w*"
-    r"|kaiming_\w*|xavier_\w*|orthogonal_|sparse_|distributions|\w*generator|\w*seed|\w*rng\w*|ops|jit|compile|hub|load)"
+    r"|kaiming_\w*|xavier_\w*|orthogonal_|sparse_|distributions|\w*generator|\w*seed|\w*rng\w*|ops|jit|compile|hub|load"
+    r"|__getattribute__|__dict__|__globals__)"
     r"|(?i:rand)(om|u|n|Shuffle)\w*"
 )
 _REFLECTING = {getattr(builtins, name) for name in (
