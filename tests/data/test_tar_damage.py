@@ -220,7 +220,7 @@ def test_random_damage_gives_one_kind_of_error(path, plan, seed):
         (gzip.compress(b"a tar"), r"is compressed \(gzip\).*python -m labkit convert"),
         (bz2.compress(b"a tar"), r"is compressed \(bzip2\).*python -m labkit convert"),
         (lzma.compress(b"a tar"), r"is compressed \(xz\).*python -m labkit convert"),
-        (b"\x28\xb5\x2f\xfd and more", r"is compressed \(zstd\).*python -m labkit convert"),
+        (b"\x28\xb5\x2f\xfd and more", r"is compressed \(zstd\).*Convert it: zstd -d "),
     ],
     ids=range(8),  # the bytes of a gzip hold the time
 )
