@@ -4,7 +4,7 @@
     python data_scripts/collect_sizes.py photos sizes.csv --no-caches --num-workers 8
     python data_scripts/collect_sizes.py train sizes.csv --no-recursive
 
-An image that cannot be read gets a row with the reason.
+An image that cannot be read gets a row with the reason. A table of an earlier run is replaced, and no other file.
 """
 
 from pathlib import Path
@@ -14,7 +14,9 @@ import typer
 
 from labkit.app.scripts import Ignore, command
 from labkit.data.sizes import collect_sizes
-from labkit.util.files import write_atomic
+from labkit.util.files import check_own_file, write_atomic
+
+HEADER = "path,width,height,source,exif_orientation,error\n"
 
 
 @command
@@ -27,6 +29,7 @@ def main(
     ignore: Ignore = (),
 ) -> str:
     """Write a row for every image under ROOT: path, width, height, source, exif_orientation, error."""
+    check_own_file(table, HEADER, what="table of sizes")
     frame = collect_sizes(root, recursive=recursive, caches=caches, ignore=ignore, num_workers=num_workers)
     write_atomic(table, frame.to_csv(index=False, lineterminator="\n").encode("utf-8", "surrogateescape"))
     counts = ", ".join(f"{count} {source}" for source, count in frame["source"].value_counts().items())

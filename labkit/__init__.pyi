@@ -27,13 +27,11 @@ from .data.extract import extract_tars as extract_tars
 from .data.pixels import PixelStore as PixelStore
 from .data.remote import HttpStore as HttpStore, ObjectStore as ObjectStore, open_store as open_store
 from .data.samples import make_photos as make_photos
-from .data.shard_cache import ShardCache as ShardCache
 from .data.shards_read import read_shards as read_shards
 from .data.shards_write import write_shards as write_shards
 from .data.sizes import collect_sizes as collect_sizes
 from .data.stores import FolderStore as FolderStore
 from .data.tar import TarStore as TarStore
-from .data.targets import Boxes as Boxes, Keypoints as Keypoints, Maps as Maps, Masks as Masks
 from .data.tiles import cut_jpeg as cut_jpeg, tile_jpegs as tile_jpegs
 from .loading.augment import (
     RECIPES as RECIPES,

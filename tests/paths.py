@@ -19,6 +19,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def times(root: Path) -> dict[str, int]:
-    """When each of them was written."""
-    return {path.relative_to(root).as_posix(): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+def times(root: Path) -> dict[str, tuple[int, int]]:
+    """When each of them was written, and its inode: clocks of file systems are coarse."""
+    found = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()}
+    return {name: (status.st_mtime_ns, status.st_ino) for name, status in found.items()}

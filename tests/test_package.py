@@ -129,7 +129,7 @@ class TestImports:
             "lk.HttpStore; lk.ObjectStore; lk.TarStore; lk.open_store": {"torch"},
             "lk.BatchLoader; lk.PixelStore": {"psutil", "torchvision", "ray"},
             "lk.Buckets": {"psutil"},
-            "lk.read_shards; lk.write_shards; lk.ShardCache": {"webdataset"},
+            "lk.read_shards; lk.write_shards": {"webdataset"},
         }
         lines = [f"{used}; print(*sys.modules)" for used in unwanted]
         program = "\n".join(["import logging, sys, labkit as lk", *lines, "print(*logging.root.manager.loggerDict)"])

@@ -1,5 +1,6 @@
 """The page on loaders for real projects: each block runs, and gives the pixels and labels of plain torch."""
 
+import gc
 import os
 import re
 import tarfile
@@ -139,6 +140,19 @@ def drawn(photos, recipe, labels=LABELS):
     return rows, 0
 
 
+def pairs(target):
+    """Photo and target through the page's transform, seeded as labkit's loaders seed each sample."""
+
+    def plain(project, names, loader):
+        rows, sources = [], RandomSources(names["crop"])
+        for index, (key, photo) in enumerate(project.photos.items()):
+            sources.seed(0, loader.epoch, index)
+            rows.append(names["crop"](tv_tensors.Image(photo), target(project, key)))
+        return rows, 0
+
+    return plain
+
+
 def of_predictions(project, names, loader):
     rows = [(STEPS(project.pil[key]), 0, key) for key in VAL]
     written = pd.read_csv("predicted.csv", index_col="image")["score"]
@@ -146,12 +160,12 @@ def of_predictions(project, names, loader):
     return rows, 0
 
 
-def letterboxed(photo, size):
+def letterboxed(photo, size, gray=114):
     """The whole photo on gray; its scales and its place, as (x, y)."""
     scale = min(size[0] / photo.height, size[1] / photo.width)
     width, height = round(photo.width * scale), round(photo.height * scale)
     place = (size[1] - width) // 2, (size[0] - height) // 2
-    image = Image.new("RGB", size[::-1], (114, 114, 114))
+    image = Image.new("RGB", size[::-1], (gray, gray, gray))
     image.paste(photo.resize((width, height), Image.Resampling.BILINEAR), place)
     return F.pil_to_tensor(image), np.array([width / photo.width, height / photo.height]), np.array(place)
 
@@ -159,9 +173,9 @@ def letterboxed(photo, size):
 def of_boxes(project, names, loader):
     rows = []
     for key, photo in project.pil.items():
-        image, scales, place = letterboxed(photo, (640, 640))
+        image, scales, place = letterboxed(photo, (640, 640), gray=0)
         corners = torch.from_numpy(project.boxes[key].reshape(-1, 2, 2) * scales + place).float()
-        rows.append((image, {"boxes": {"boxes": corners.reshape(-1, 4), "labels": torch.arange(3)}}))
+        rows.append((image, {"boxes": corners.reshape(-1, 4), "labels": torch.arange(3)}))
     return rows, 1
 
 
@@ -228,10 +242,10 @@ PLAIN = {
     "Regression": training(of_table("age", lambda age: torch.tensor(float(age)))),
     "Captions": training(of_table("caption", str)),
     "Predictions with the names of the files": of_predictions,
-    "Masks": training(lambda project, key, cut: {"mask": cut(project.mask[key])}),
+    "Masks": pairs(lambda project, key: project.mask[key]),
     "Boxes": of_boxes,
-    "Depth": training(lambda project, key, cut: {"depth": cut(project.depth[key])}),
-    "Keypoints": training(lambda project, key, cut: {"points": cut(project.points[key])}, flip=0),
+    "Depth": pairs(lambda project, key: tv_tensors.wrap(project.depth[key] / 1000, like=project.depth[key])),
+    "Keypoints": pairs(lambda project, key: project.points[key]),
     "Gray of 16 bits": lambda project, names, loader: drawn(
         [project.depth[KEYS[-1]].as_subclass(torch.Tensor) / 65535], names["scans"].transform, {"lung": 0}
     ),
@@ -306,3 +320,5 @@ def test_a_block_gives_what_plain_torch_gives(title, project):
             for pair in zip(others, seconds, strict=True):
                 assert_same(*pair)
         assert expected == []
+    names.clear()  # a class in a block refers to itself by its methods, and to all names, so to the loader's workers
+    gc.collect()

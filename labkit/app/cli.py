@@ -278,6 +278,8 @@ def watch(
     ] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
+    from labkit.util.arguments import REPORT_BEGINNINGS
+    from labkit.util.files import check_own_file
     from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
     if script.startswith("-"):
@@ -285,6 +287,9 @@ def watch(
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):
         shares = parse_budget(budget)
+        for name, path in (("json", json), ("html", html)):
+            if path:
+                check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
     run_watched(program, WatchOptions(steps, end, replay, json, html, trace, stall, shares))
 
 

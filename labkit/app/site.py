@@ -50,7 +50,7 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
         if build_main([*map(str, options), str(notebooks), str(html)]):
             raise OperationError("Sphinx could not build the site, for the reasons above; nothing was written")
         (html / "index.html").write_text(_FIRST_PAGE)
-        write_record(html / _RECORD, _ABOUT)
+        write_record(html / _RECORD, _ABOUT | {"files": _files_in(html)})
         if folder.exists():
             folder.rename(scratch / "before")
         html.rename(folder)
@@ -59,8 +59,21 @@ def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:
 def _check(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ArgumentError(f"{folder} is a file: name a folder for the site, a new one or one that a site is in")
-    foreign = foreign_names(folder, lambda name: False)
-    if foreign and read_record(folder / _RECORD) != _ABOUT:
+    names = foreign_names(folder, lambda name: False)
+    about = read_record(folder / _RECORD) or {}
+    if names and about.get("made by") != _ABOUT["made by"]:
         raise ArgumentError(
-            f"{folder} is not empty and holds no site, but {foreign[0]!r}: name another folder, or empty it"
+            f"{folder} is not empty and holds no site, but {names[0]!r}: name another folder, or empty it"
         )
+    found = _files_in(folder)
+    own = {*about.get("files", found), _RECORD}
+    if foreign := [name for name in found if name not in own]:
+        raise ArgumentError(
+            f"{folder} holds a site and {foreign[0]!r}, which is none of its files and would be lost: move it away, or "
+            "name another folder"
+        )
+
+
+def _files_in(folder: Path) -> list[str]:
+    """All files under a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())

@@ -156,19 +156,19 @@ class Buckets:
             The same type, (C, height, width) of the bucket; may share memory with `image`.
 
         Raises:
-            ValueError: as `select`; or the resized image would have more than `MAX_PIXELS` pixels, as a very long and
+            ValueError: as `select`; or the resized image would have more than `max_pixels()`, as a very long and
                 narrow one has.
         """
         from torch.nn.functional import interpolate  # here: a frame of sizes needs no torch
 
-        from labkit.data.decode import MAX_PIXELS
+        from labkit.data.decode import max_pixels
 
         old_height, old_width = image.shape[-2:]
         (width, height), (new_width, new_height) = _place(self, old_width, old_height)
-        if new_width * new_height > MAX_PIXELS:
+        if new_width * new_height > max_pixels():
             raise ArgumentError(
                 f"an image of {old_width} x {old_height} would be enlarged to {new_width} x {new_height} for a bucket "
-                f"of {width} x {height}, more than {MAX_PIXELS} pixels: leave it out"
+                f"of {width} x {height}, more than {max_pixels():.0f} pixels: leave it out"
             )
         if (new_width, new_height) != (old_width, old_height):
             image = interpolate(image[None], (new_height, new_width), mode="bilinear", antialias=True)[0]

@@ -4,23 +4,19 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.buckets import Buckets
-from labkit.data.decode import DECODERS, decode, load_pixels, open_any, rgb_of, warn_of_lost_bits
-from labkit.data.labels import Labeled, check_named, chosen_keys, label_at, labels_of
-from labkit.data.stores import Store
+from labkit.data.decode import DECODERS, PixelLimit, decode, load_pixels, open_any, rgb_of, warn_of_lost_bits
+from labkit.data.labels import Labeled, label_at, labeled
+from labkit.data.stores import Store, read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError, NothingLeft, WrongTypeError
-from labkit.util.arguments import kind_of, require_a, require_callable, require_choice
+from labkit.util.arguments import require_a, require_callable, require_choice
 from labkit.util.files import SharedFile, n_images
-
-if TYPE_CHECKING:
-    from labkit.data.targets import Target
 
 
 class Skipped(NamedTuple):
@@ -32,12 +28,6 @@ class Skipped(NamedTuple):
 
 class Unstacked(tuple):
     """A sample whose label goes into a list of the batch as it is, where torch would take it apart: see `collate`."""
-
-    __slots__ = ()
-
-
-class Targeted(tuple):
-    """A sample whose second item is a dict of targets, which `collate` puts together by name."""
 
     __slots__ = ()
 
@@ -56,31 +46,33 @@ class ImageDataset(Labeled, Dataset):
             build the loader with `collate_fn=labkit.collate`, and read `skipped` at the end; the keys are also
             printed at exit.
         classes: Names that labels index into, such as `train.classes` for a validation set, which may lack some of
-            them. An empty list: labels that are strings are captions, and stay strings; without `labels`, all get 0.
-            Default: the strings among `labels`, or the class folders, sorted.
-        labels: A sequence with one label for each key; or a mapping of keys to labels, such as a dict, or a pandas
-            Series or DataFrame whose index holds strings; or a `.csv` with a header or a `.parquet`, whose first column
-            names the images, and whose others are the label. Names of other images are ignored, and if no image is
-            there by its name, names without suffix are looked for. Strings are names of classes, ints are class
-            numbers, floats are numbers to predict. Vectors of one length, such as several columns of numbers, are
-            several classes or numbers at once, where NaN may stand for one that is unknown. What is anything else
-            stays as it is. Default: the class folders.
+            them. An empty list: labels are not used, and without `labels`, all are 0. Default: the strings among
+            `labels`, or the class folders, sorted.
+        labels: One label for each image, or K for each. Strings are names of classes. Integers are positions in
+            `classes`, if these are given, whatever the classes are called; a number that is also the name of a class
+            at another position is refused. Floats are numbers to predict. K numbers for each are several classes or
+            numbers at once, where NaN may stand for one that is unknown; K strings are K classes. They are given
+
+            - by name: a mapping of keys to labels, such as a dict, or a pandas Series whose index holds the names.
+              Names of other images are ignored, and if no image is there by its name, names without suffix are looked
+              for;
+            - by a function of the key;
+            - by position: a list, an array, or a Series without names, in an order that you gave, which is that of
+              `keys`; else of the mapping that holds the images, of `HttpStore(keys=)`, of a table's rows, or of the
+              `keys()` of a store of your own. The names in a folder, a tar, a listing or a pixel file were found and
+              sorted: there, a list needs `keys`.
+
+            Default: the labels that the store has by itself, as shards do; else the class folders.
         keys: The names of the images to use, in this order, such as those of one part of a split. Default: all.
         return_keys: Items end with the image's key.
-        targets: What is turned with each image, by names: `{"mask": lk.Masks("masks"), "boxes": lk.Boxes(...)}`. A dict
-            of these takes the place of the label, which is in it as "label" if `labels` or `classes` were given. The
-            image is a `tv_tensors.Image`, and `transform` is called as `transform(image, targets)`, as those of v2 are.
 
     Items: `(image, label)`, or `(image, label, key)`; image uint8 (3, H, W) RGB (or what `transform` made of it); label
-    an int; for floats a float32 tensor (), for vectors a float32 or int64 tensor (C,); a string; or what it was. With
-    `targets`, a dict of these takes the label's place.
-    Use `lk.collate` for batches, as `lk.make_loader` does: torch's own takes labels apart that are dicts or lists.
+    an int; for floats a float32 tensor (), for K labels a float32 or int64 tensor (K,).
 
     Attributes:
         classes: Names of the classes; empty where labels are none, or are numbers and no names were given.
         class_to_idx: Class -> label.
-        labels: The label of each image in the order of `keys`. int64 or float32, (N,) or for vectors (N, C), read-only;
-            what are no numbers: a sequence.
+        labels: The label of each image in the order of `keys`: int64 or float32, (N,) or (N, K), read-only.
         keys: The images' names, a sequence.
 
     >>> dataset = lk.ImageDataset("photos", transform=lambda image: image[:, :64, :64])
@@ -96,8 +88,9 @@ class ImageDataset(Labeled, Dataset):
         TypeError: `labels` or `keys` are of a kind that is not accepted.
         ValueError: an unknown option; a key that the store lacks, or that `keys` has twice; an image without a label;
             a label or folder that is not in `classes`; without `labels` and `classes`, images next to the class
-            folders, or a root that holds `train` and `val` in place of classes. Where no image lies in a class folder,
-            all labels are 0, and a `LabelWarning` says so; so it does where most strings differ, as captions do.
+            folders, a folder without an image, or a root that holds `train` and `val` in place of classes; labels by
+            position where nobody gave an order. Where no image lies in a class folder, all labels are 0, and a
+            `LabelWarning` says so; so it does where most strings differ, as texts do.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """
@@ -114,7 +107,6 @@ class ImageDataset(Labeled, Dataset):
         labels: Any = None,
         keys: Iterable[str] | None = None,
         return_keys: bool = False,
-        targets: Mapping[str, "Target"] | None = None,
     ):
         if not isinstance(store, Store) or isinstance(store, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
@@ -125,13 +117,9 @@ class ImageDataset(Labeled, Dataset):
         self.buckets = require_a((Buckets, type(None)), "buckets", buckets, "an lk.Buckets")
         require_callable("transform", transform)
         self.transform = transform
-        self.keys = chosen_keys(store, keys)
-        self._has_labels = targets is None or labels is not None or classes is not None
-        classes = classes if self._has_labels else []
-        check_named(labels, keys)
-        self.classes, self.labels = labels_of(self.keys, classes, labels=labels, source=store)
-        self.targets = None if targets is None else self._checked(targets)
+        self.keys, self.classes, self.labels = labeled(store, keys, classes, labels)
         self.return_keys = require_a(bool, "return_keys", return_keys, "True or False")
+        self._pixel_limit = PixelLimit()
         self._skips = SkipLog() if require_choice("on_error", on_error, ("raise", "skip")) == "skip" else None
 
     def __len__(self) -> int:
@@ -142,38 +130,15 @@ class ImageDataset(Labeled, Dataset):
             raise WrongTypeError(f"an index must be an integer from 0 to {len(self) - 1}, got {index!r:.100}")
         key = self.keys[index]
         try:
-            data = self.store.read(key)
-            image = self._decode(data, key)
-            targets = None
-            if self.targets is not None:
-                image, targets = self._with_targets(self.targets, index, key, image, data)
+            image = self._decode(read_bytes(self.store, key), key)
         except (DecodeError, MissingKeyError, FileNotFoundError) as error:
             if self._skips is None:
                 raise
             return self._skips.add(key, str(error))
         if self.buckets is not None:
             image = self.buckets.crop(image)
-        if targets is not None:
-            sample = transformed(self.transform, image, key, targets)
-            return Targeted((*sample, key) if self.return_keys else sample)
         image = transformed(self.transform, image, key)
         return sample_of(image, self.labels, index, key if self.return_keys else None)
-
-    def _with_targets(
-        self, targets: "dict[str, Target]", index: int, key: str, image: Tensor, data: bytes
-    ) -> tuple[Any, dict[str, Any]]:
-        from torchvision import tv_tensors
-
-        size = image.shape[-2], image.shape[-1]
-        read = {name: target.read(key, size, photo=data) for name, target in targets.items()}
-        return tv_tensors.Image(image), read | ({"label": label_at(self.labels, index)} if self._has_labels else {})
-
-    def _checked(self, targets: Any) -> "dict[str, Target]":
-        from labkit.data.targets import checked_targets  # with torch's resizing, which others do without
-
-        if self.buckets is not None:
-            raise ArgumentError("buckets= crops images alone: with targets=, crop both by transform=")
-        return checked_targets(targets, self.keys)
 
     def _decode(self, data: bytes, key: str) -> Any:
         return decode(data, self.decoder, key=key)
@@ -222,22 +187,14 @@ class PILDataset(ImageDataset):
         return image
 
 
-def transformed(
-    transform: Callable[..., Any] | None, image: Any, key: str, targets: dict[str, Any] | None = None
-) -> Any:
-    """Apply a transform, if there is one. An error as by a wrong kind of image says what kind was given.
-
-    With `targets`, it is given both, and gives a pair.
-    """
+def transformed(transform: Callable[..., Any] | None, image: Any, key: str) -> Any:
+    """Apply a transform, if there is one. An error as by a wrong kind of image says what kind was given."""
     if transform is None:
-        return image if targets is None else (image, targets)
+        return image
     try:
-        result = transform(image) if targets is None else transform(image, targets)
-        if targets is not None and (not isinstance(result, tuple | list) or len(result) != 2):
-            raise WrongTypeError(f"transform= must return (image, targets), got {kind_of(result)}")
+        result = transform(image)
     except (TypeError, AttributeError, KeyError, OSError) as error:  # KeyError: of Albumentations'; OSError: of timm's
         given = f"a uint8 tensor {tuple(image.shape)}" if hasattr(image, "shape") else "a PIL image"
-        given += "" if targets is None else " and a dict of targets"
         error.add_note(
             f"transform= was given {given}, of {key}. Transforms of PIL images, such as timm's, go with "
             "lk.PILDataset; those of arrays, such as Albumentations', need a function around them"
@@ -257,8 +214,8 @@ def sample_of(image: Any, labels: Any, index: int, key: str | None = None) -> tu
 def collate(samples: Sequence[Any]) -> Any:
     """torch's `default_collate` of the samples that were decoded, but that labels which are no numbers become a list.
 
-    So do keys and captions. torch would make a tuple of them, one dict of labels that are dicts, and an error of lists
-    of several lengths.
+    So do keys, and the texts of `lk.read_shards`. torch would make a tuple of them, one dict of labels that are dicts,
+    and an error of lists of several lengths.
 
     >>> images, labels, keys = lk.collate([(torch.zeros(3, 8, 8), 0, "a.jpg"), (torch.ones(3, 8, 8), 1, "b.jpg")])
     >>> images.shape, labels.tolist(), keys
@@ -273,11 +230,6 @@ def collate(samples: Sequence[Any]) -> Any:
         raise ArgumentError("a batch needs at least one sample: the batch_sampler gave an empty list of indices")
     if not kept:
         raise NothingLeft(f"all {len(samples)} images of a batch were skipped, the first: {samples[0].reason}")
-    if isinstance(kept[0], Targeted):
-        from labkit.data.targets import collate_targets
-
-        images, targets, *keys = zip(*kept, strict=True)
-        return [default_collate(list(images)), collate_targets(targets), *map(list, keys)]
     is_unstacked = any(isinstance(sample, Unstacked) for sample in kept)
     has_text = type(kept[0]) is tuple and any(isinstance(part, str) for part in kept[0])
     if not is_unstacked and not has_text:

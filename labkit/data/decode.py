@@ -17,6 +17,7 @@ Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third 
 
 import io
 import math
+import os
 import re
 import struct
 from collections.abc import Callable, Iterable
@@ -208,8 +209,31 @@ def _is_metadata(kind: bytes, body: bytes) -> bool:
     return kind == b"eXIf" or (kind in _PNG_TEXTS and body.startswith(PNG_TEXT_METADATA))
 
 
-# Pillow's own hard limit against decompression bombs, applied to every decoder.
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
+IF_TRUSTED = (
+    "if you trust the file, set PIL.Image.MAX_IMAGE_PIXELS = None, or to half the pixels that an image may have"
+)
+
+
+def max_pixels() -> float:
+    """Pixels that an image may have: Pillow's own hard limit against decompression bombs, applied to every decoder.
+
+    It is twice `PIL.Image.MAX_IMAGE_PIXELS` as that is now; none where it is None.
+    """
+    return math.inf if Image.MAX_IMAGE_PIXELS is None else 2 * Image.MAX_IMAGE_PIXELS
+
+
+class PixelLimit:
+    """Pillow's limit, which what holds this takes along into the processes that it is pickled for."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _limit_of, (Image.MAX_IMAGE_PIXELS, os.getpid())
+
+
+def _limit_of(pixels: int | None, process: int) -> PixelLimit:
+    if os.getpid() != process:
+        Image.MAX_IMAGE_PIXELS = pixels
+    return PixelLimit()
+
 
 FORMATS = ("JPEG", "PNG", "WEBP")  # of Pillow's many: for some of the others it starts Ghostscript
 _JPEG_FORMATS = ("JPEG", "MPO")  # MPO: a JPEG followed by further pictures, as phones write them
@@ -233,7 +257,7 @@ def warn_of_lost_bits(data: bytes, key: str | None) -> None:
             warn_caller(
                 f"{key or 'an image'} has 16 bits a channel, of which the high 8 are kept, here and in all others like "
                 "it: right for photos, and a loss for depths, labels or measurements. Read those with all their bits "
-                "as targets=, by lk.Masks or lk.Maps, or in your own data set, by "
+                "in a data set of your own, by "
                 "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))",
                 BitDepthWarning,
             )
@@ -268,7 +292,7 @@ def decode(data: bytes, decoder: str = "turbojpeg", *, key: str | None = None, s
     (torch.uint8, 3)
 
     Raises:
-        DecodeError: `data` is truncated, not an image, or has more than `MAX_PIXELS` pixels.
+        DecodeError: `data` is truncated, not an image, or has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels.
         ImportError: the decoder's library is missing; names the remedy.
         ValueError: unknown decoder.
 
@@ -330,8 +354,8 @@ def open_image(data: bytes) -> Image.Image:
     if not data:
         raise ArgumentError("the file is empty")
     header = open_any(data)
-    if header.width * header.height > MAX_PIXELS:
-        raise ArgumentError(f"{header.width} x {header.height} pixels exceed the limit of {MAX_PIXELS}")
+    if header.width * header.height > max_pixels():
+        raise ArgumentError(f"{header.width} x {header.height} pixels exceed the limit of {max_pixels()}: {IF_TRUSTED}")
     if not _is_complete(data, header.format):
         raise ArgumentError("the file is truncated")
     if header.format in _JPEG_FORMATS and not has_all_restarts(data):
@@ -343,6 +367,8 @@ def open_any(data: bytes) -> Image.Image:
     """`open_image`, also of what is truncated or has too many pixels."""
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ArgumentError(f"{str(error).rstrip('.')}: {IF_TRUSTED}") from error
     except (UnidentifiedImageError, ValueError, SyntaxError) as error:  # what Pillow's readers of metadata raise
         if header := open_without_metadata(data):
             return header
@@ -353,6 +379,7 @@ def open_any(data: bytes) -> Image.Image:
 
 # First bytes of what is often named .jpg and is something else.
 _OTHER_KINDS = (
+    (rb"\x1f\x8b", "a gzip file, as a server sends that compresses images: have it send them as they are"),
     (rb"GIF8", "a GIF"), (rb"BM", "a BMP"), (rb"II\*\0|MM\0\*", "a TIFF"), (rb"....ftypavi[fs]", "an AVIF"),
     (rb"....ftyp(hei|hev|mif)", "a HEIC"), (rb"\s*<(!DOCTYPE|html)", "a web page"), (rb"\s*<svg", "an SVG"),
     (rb"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` brings"), (rb"\Z", "an empty file"),

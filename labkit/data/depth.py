@@ -21,8 +21,9 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
-from labkit.data.decode import load_pixels, open_image
+from labkit.data.decode import PixelLimit, load_pixels, open_image
 from labkit.data.remote import as_store
+from labkit.data.stores import read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingFileError, MissingKeyError
 from labkit.util.arguments import require_choice, require_local_path
 from labkit.util.strings import PackedStrings
@@ -348,6 +349,7 @@ class DepthPairs(Dataset):
         self.flip_p = flip_p
         self.fast = fast
         self.list = require_local_path("filename_list", filename_list)
+        self._pixel_limit = PixelLimit()
         self.names, self.lines, self.n_without_depth = read_list(self.list, self.preset)
         self.keys = self.names["rgb"]
         is_reader = callable(getattr(store, "read", None)) and not isinstance(store, type)
@@ -363,7 +365,7 @@ class DepthPairs(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         place = f"line {self.lines[index]} of {self.list}"
         try:
-            encoded = {column: self.store.read(names[index]) for column, names in self.names.items()}
+            encoded = {column: read_bytes(self.store, names[index]) for column, names in self.names.items()}
         except KeyError as error:
             raise MissingKeyError(
                 f"{error.args[0]}, but {place} names it: names are relative to the store's root"

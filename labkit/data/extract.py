@@ -23,7 +23,7 @@ from labkit.util.files import file_lock, holds_record, path_from_key, sibling_pa
 from labkit.util.parallel import map_items
 from labkit.util.process import progress_bar
 
-WORK = ".extract"  # folder under the root: what each folder came from, and what is still being extracted
+WORK = ".extract"  # folder under the root: what each folder came from, and what is being extracted
 _MAX_PATH_BYTES = 4096  # PATH_MAX of Linux: nothing could open a longer one
 _MAX_DEPTH = 500  # Python makes, walks and removes folders by functions that call themselves
 
@@ -39,10 +39,10 @@ def extract_tars(
 ) -> list[Path]:
     """Extract each archive into a folder of its own: `n01440764.tar` into `root/n01440764`, as ImageNet is laid out.
 
-    A folder appears under its name when all of it is there. A rerun after a kill goes on with whole members, kept in
-    the hidden folder `root/.extract`, and skips what is done. Modification times of files are kept; of permissions,
-    only whether a file can be executed. Of several members with one name the last counts. A link to a file of the
-    archive becomes a copy of it.
+    A folder appears under its name when all of it is there. Until then it is in the hidden folder `root/.extract`. A
+    rerun after a kill skips the archives that are done, and begins the others anew. Modification times of files are
+    kept; of permissions, only whether a file can be executed. Of several members with one name the last counts. A link
+    to a file of the archive becomes a copy of it.
 
     Args:
         archives: One tar or several, plain or compressed (gzip, bzip2, xz).
@@ -56,7 +56,7 @@ def extract_tars(
     Raises:
         FileNotFoundError: no such archive.
         ValueError: an archive's name gives no folder, or two give the same.
-        OSError: the disk is full; names the archive. No other begins, and a rerun goes on with whole files.
+        OSError: the disk is full; names the archive. What there is of it is removed, and no other begins.
         ItemErrors: some archives failed; names them, the others are extracted. An archive is refused whole if it is
             unsafe (a name leads out of the folder, a member is a device), has a link to what is not a file in it, is
             cut, damaged or goes on after its end, or if its folder is there and was not made of it as it is now.
@@ -95,7 +95,7 @@ class _Job(NamedTuple):
 
     @property
     def work(self) -> Path:
-        """Folder with the record of the archive, and with what is extracted of it until that is whole."""
+        """Folder with the record of the archive, and with `tree`, what is extracted of it until that is whole."""
         return self.final.parent / WORK / self.final.name
 
     def record(self) -> dict:
@@ -103,7 +103,7 @@ class _Job(NamedTuple):
         return {"archive": self.archive.name, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
     def is_recorded(self) -> bool:
-        """Whether the work or the final folder is of this very archive."""
+        """Whether what is there was made of this very archive."""
         return holds_record(self.work / "record.json", self.record())
 
     def is_done(self) -> bool:
@@ -143,13 +143,16 @@ def _extract(progress: bool, job: _Job) -> None:
                 f"{job.final} was not extracted from {job.archive} as it is now: choose "
                 "another root, or move that folder away"
             )
-        if not job.is_recorded():
-            shutil.rmtree(job.work, ignore_errors=True)
-            job.work.mkdir(mode=0o700)  # so that nobody else changes what is half done
+        shutil.rmtree(job.work, ignore_errors=True)  # of a run that was killed
+        job.work.mkdir(mode=0o700)  # so that nobody else changes what is half done
+        try:
             write_record(job.work / "record.json", job.record())
-        with progress_bar(show=progress, total=n_bytes, unit="B", unit_scale=True, desc=job.archive.name) as bar:
-            _fill_tree(job, paths, bar.update)
-        (job.work / "tree").rename(job.final)
+            with progress_bar(show=progress, total=n_bytes, unit="B", unit_scale=True, desc=job.archive.name) as bar:
+                _fill_tree(job, paths, bar.update)
+            (job.work / "tree").rename(job.final)
+        except BaseException:
+            shutil.rmtree(job.work, ignore_errors=True)
+            raise
 
 
 def _plan_members(archive: Path) -> tuple[dict[int, list[str]], int]:
@@ -222,39 +225,30 @@ def safe_path(name: str) -> str:
 
 
 def _fill_tree(job: _Job, paths: dict[int, list[str]], count_bytes: Callable[[int], object]) -> None:
-    """Fill the job's tree; what it has already is whole and stays. The file being written is `half`, next to it."""
-    tree, half = job.work / "tree", job.work / "half"
-    tree.mkdir(exist_ok=True)
-    half.unlink(missing_ok=True)
-    n_planned = 0
+    tree, n_planned = job.work / "tree", 0
+    tree.mkdir()
     with TarStream(job.archive) as stream:
         for number, info in enumerate(stream):
             targets = [tree / path for path in paths.get(number, ())]
-            if info.isdir():
-                for folder in targets:
-                    folder.mkdir(parents=True, exist_ok=True)
-                continue
             for target in targets:
-                if not target.exists():
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    if target == targets[0]:
-                        _write_file(stream, info, half)
-                    else:
-                        shutil.copy2(targets[0], half)
-                    half.rename(target)
-            n_planned += len(targets)
+                (target if info.isdir() else target.parent).mkdir(parents=True, exist_ok=True)
+            if targets and not info.isdir():
+                _write_file(stream, info, targets[0])
+                for target in targets[1:]:
+                    shutil.copy2(targets[0], target)
+                n_planned += len(targets)
             count_bytes(info.size)
     n_files = sum(len(names) for _, _, names in os.walk(tree))
     if n_files != n_planned or not job.is_recorded():
         raise StorageError(
             f"{job.archive}: {n_files} of {n_planned} files are in {tree}: did the archive change, or are names that "
-            "differ in case alone one file on this disk? Remove that folder, or choose another disk"
+            "differ in case alone one file on this disk? Run again, or choose another disk"
         )
 
 
 def _write_file(stream: TarStream, info: tarfile.TarInfo, path: Path) -> None:
-    mode = 0o777 if info.mode & 0o100 else 0o666  # less the umask; "x" follows no link
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+    mode = 0o777 if info.mode & 0o100 else 0o666  # less the umask
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         for block in stream.blocks(info):
             file.write(block)
     with suppress(OverflowError, ValueError, OSError):  # a time that no file can have

@@ -16,6 +16,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from labkit.data.decode import (
+    IF_TRUSTED,
     PNG_SIGNATURE,
     PNG_TEXT_METADATA,
     has_late_metadata,
@@ -61,6 +62,8 @@ def read_header(path: str) -> Header:
     except UnidentifiedImageError:
         is_empty = os.path.getsize(path) == 0
         return Header(error="the file is empty" if is_empty else "no image format that this Pillow reads")
+    except Image.DecompressionBombError as error:
+        return Header(error=f"{str(error).rstrip('.')}: {IF_TRUSTED}")
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plug-ins raise errors of any kind

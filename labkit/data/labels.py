@@ -1,10 +1,9 @@
 """Labels: those of torchvision's `ImageFolder`, where an image's class is the first folder of its key, or one's own.
 
 A label is the number of its class in alphabetical order, or in a list of classes that is handed over. Labels of one's
-own may be anything else, too: numbers to predict, several classes at once, captions.
+own may be numbers to predict, too, or several for each image.
 """
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -15,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from labkit.data.stores import HasSizes, Store
-from labkit.errors import ArgumentError, MissingLibraryError, WrongTypeError
-from labkit.util.arguments import kind_of, require_file
-from labkit.util.files import is_image, n_images
+from labkit.data.stores import HasSizes, Store, folders_without_image
+from labkit.errors import ArgumentError, WrongTypeError
+from labkit.util.arguments import kind_of
+from labkit.util.files import IMAGE_SUFFIXES, first_folder, n_images
 from labkit.util.process import warn_caller
 from labkit.util.strings import PackedStrings
 
@@ -38,16 +37,29 @@ class Labeled:
     Attributes:
         classes: Names of the classes that labels index into; empty where they are something else.
         labels: The label of each image, in the order of `keys`. Class numbers and other integers: int64 (N,). Floats:
-            float32 (N,). Vectors of one length: (N, C) of these. All read-only. What are no numbers: a sequence.
+            float32 (N,). Several for each image: (N, K) of these. All read-only.
     """
 
     classes: list[str]
-    labels: Any
+    labels: np.ndarray
 
     @property
     def class_to_idx(self) -> dict[str, int]:
         """The label of each class, as `ImageFolder` has it."""
         return {name: label for label, name in enumerate(self.classes)}
+
+
+def labeled(
+    source: Any, keys: Iterable[str] | None, classes: Sequence[str] | None, labels: Any
+) -> tuple[PackedStrings, list[str], np.ndarray]:
+    """What the arguments `keys`, `classes` and `labels` of `ImageDataset` mean, wherever they are taken.
+
+    Returns:
+        The names of the images to use; the classes and labels of these, as `Labeled` has them.
+    """
+    chosen = chosen_keys(source, keys)
+    is_sorted = keys is None and getattr(source, "sorts_keys", False)  # of a store of the user's, the order is, too
+    return chosen, *labels_of(chosen, classes, labels=labels, source=source, is_sorted=is_sorted)
 
 
 def chosen_keys(store: Any, keys: Iterable[str] | None = None) -> PackedStrings:
@@ -101,21 +113,27 @@ def sizes_of(store: Store, keys: Iterable[str]) -> list[int] | None:
 
 
 def labels_of(
-    keys: Sequence[str], classes: Sequence[str] | None = None, *, labels: Any = None, source: Any = "the set"
-) -> tuple[list[str], Any]:
+    keys: Sequence[str],
+    classes: Sequence[str] | None = None,
+    *,
+    labels: Any = None,
+    source: Any = "the set",
+    is_sorted: bool = False,
+) -> tuple[list[str], np.ndarray]:
     """The classes of a set of images, and each image's label.
 
     Args:
         keys: Paths under the root, with `/` between their parts.
         classes: Names that labels index into, such as those of the training set for its validation set. An empty list:
-            labels are no classes, so that strings stay strings; without `labels`, all images get 0. Default: the
-            strings among `labels`, or the first folders, in alphabetical order.
-        labels: The labels, in place of the folders: a sequence with one for each key, or a mapping of keys to labels.
-            A pandas Series or DataFrame is a mapping if its index holds strings. The path of a `.csv` with a header,
-            or a `.parquet`: its first column names the images, the others are the label. In mappings and files, other
-            names are ignored; if no key is there, keys without their suffix are looked for. Default: those of the
-            source, if it has `labels`; else the folders.
+            there are none, and without `labels`, all images get 0. Default: the strings among `labels`, or the first
+            folders, in alphabetical order.
+        labels: The labels, in place of the folders: numbers or names of classes, one for each image or K for each.
+            A mapping of keys to these; names of other images are ignored, and if no key is there, keys without their
+            suffix are looked for. Or a function of the key. Or a sequence, or an array, with one row for each key.
+            A pandas Series is a mapping if its index holds strings, else a sequence. Default: those of the source, if
+            it has `labels`; else the folders.
         source: Where the keys are from, for messages: a store, or a name.
+        is_sorted: Nobody gave the keys in this order: they were found, and sorted. A sequence of labels is refused.
 
     Returns:
         `classes` as a list, empty where labels are no classes; and the labels, as `Labeled` has them.
@@ -123,19 +141,20 @@ def labels_of(
     Raises:
         TypeError, ValueError: `labels` or `classes` are of another kind; an image has no label; a label is not in
             `classes`. Or without `labels`: a folder is not in `classes`; or, without `classes`, images lie next to the
-            class folders, or these are train, val and the like. Each says how many images are concerned, and the
-            remedy.
+            class folders, a folder has no image, or these are train, val and the like. Each says how many images are
+            concerned, and the remedy.
     """
     name = _name_of(source)
     names = None if classes is None else checked_classes(classes)
-    is_unused = names == [] and getattr(source, "classes", None) != []  # else they are captions and the like
-    if labels is None and not is_unused and (own := _labels_of_source(source)) is not None:
-        labels, names = _own_labels(source, own, names)
+    if labels is None and names != [] and (own := _labels_of_source(source)) is not None:
+        found, of_own = _own_labels(name, source, own, names)
+        return _label(name, keys, of_own, _values_for(name, keys, found), may_be_names=of_own is names)
     if labels is not None:
-        return _label(name, keys, names, labels)
-    folders, numbers = number_names(map(_first_folder, keys), len(keys))
+        return _label(name, keys, names, _values_for(name, keys, labels, is_sorted))
+    folders, numbers = number_names(map(first_folder, keys), len(keys))
     if names is None:
         _check_tree(name, keys, folders, numbers)
+        _check_folders(name, folders, source)
         names = folders
     elif names:
         numbers = _numbered_as(name, names, folders, numbers)
@@ -145,41 +164,25 @@ def labels_of(
     return names, numbers
 
 
-def check_named(labels: Any, keys: Any) -> None:
-    """Raise ArgumentError for rows of pandas that name no image, where no `keys` say whose they are."""
-    if keys is None and hasattr(labels, "iloc") and _of_pandas(labels)[0] is None:
-        raise ArgumentError(
-            f"labels is {kind_of(labels)} whose index does not name the images, and the store has them in an order of "
-            'its own: pass keys=frame["image"], too, or labels=frame.set_index("image")["label"]'
-        )
-
-
-def labels_at(labels: Any, indices: Sequence[int] | np.ndarray) -> Any:
-    """The labels of some images, as a batch has them: a tensor (n, ...) of numbers, or a list of what else they are.
-
-    Args:
-        labels: As `labels_of` returns them.
-        indices: Of the images.
-    """
+def labels_at(labels: np.ndarray, indices: Sequence[int] | np.ndarray) -> Any:
+    """The labels of some images, as a batch has them: a tensor (n, ...)."""
     from torch import from_numpy  # here: who only writes files does without torch
 
-    if isinstance(labels, np.ndarray):
-        return from_numpy(labels[np.asarray(indices, np.int64)])
-    return [labels[index] for index in indices]
+    return from_numpy(labels[np.asarray(indices, np.int64)])
 
 
-def chosen_labels(labels: Any, rows: np.ndarray) -> Any:
+def chosen_labels(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The labels of some images of a set, as those of a set of their own."""
-    if isinstance(labels, np.ndarray):
-        chosen = labels[rows]
-        chosen.setflags(write=False)
-        return chosen
-    values = [labels[row] for row in rows.tolist()]
-    return PackedStrings(values) if isinstance(labels, PackedStrings) else values
+    chosen = labels[rows]
+    chosen.setflags(write=False)
+    return chosen
 
 
 def label_at(labels: Any, index: int) -> Any:
-    """One image's label: an int; a float32 or int64 tensor where labels are floats or vectors; or what else it is."""
+    """One image's label: an int; a float32 or int64 tensor where labels are floats or vectors; or what else a list has.
+
+    Only the samples of shards have labels that are no numbers: a text, or what JSON holds.
+    """
     if not isinstance(labels, np.ndarray):
         return labels[index]
     if labels.ndim == 1 and labels.dtype == np.int64:
@@ -195,12 +198,9 @@ def _labels_of_source(source: Any) -> Any:
 
 
 def _name_of(source: Any) -> str:
-    return source if isinstance(source, str) else getattr(source, "name", type(source).__name__)
-
-
-def _first_folder(key: str) -> str:
-    folder, slash, _ = key.lstrip("/").partition("/")  # an object's name may begin with slashes
-    return folder if slash else ""
+    if isinstance(source, str):
+        return source
+    return str(getattr(source, "name", None) or getattr(source, "path", type(source).__name__))
 
 
 def number_names(names: Iterable[str], count_of_images: int) -> tuple[list[str], np.ndarray]:
@@ -276,6 +276,23 @@ def _check_tree(name: str, keys: Sequence[str], folders: list[str], labels: np.n
         )
 
 
+def _check_folders(name: str, folders: list[str], source: Any) -> None:
+    """Refuse folders without an image beside those of classes, as ImageFolder does."""
+    if folders == [""] or not (others := folders_without_image(source)):
+        return
+    found = []
+    for folder, counts in others.items():
+        held = ", ".join(f"{number} {suffix or 'without suffix'}" for suffix, number in counts.most_common())
+        found.append(f"{folder!r} ({held or 'no file'})")
+    shown = ", ".join(found[:_MAX_NAMED]) + ", ..." * (len(found) > _MAX_NAMED)
+    raise ArgumentError(
+        f"{name} has folders in which there is no image that labkit reads ({', '.join(IMAGE_SUFFIXES)}), beside those "
+        f"of {len(folders)} classes: {shown}. Without them, the classes behind would get other numbers: "
+        "convert the images in them, or move these folders away; or pass the classes that there are, as classes="
+        f"{folders!r:.500}. If labels are not used, pass classes=[]"
+    )
+
+
 def _are_kinds(folders: list[str]) -> bool:
     """Whether the folders are those of photos and of what belongs to them, such as `images` and `masks`."""
     kinds = [0 if _OF_PHOTOS.fullmatch(folder) else 1 if _OF_TARGETS.fullmatch(folder) else 2 for folder in folders]
@@ -317,22 +334,31 @@ def _listed(names: Sequence[str]) -> str:
 # Labels of one's own: found for each key, then made what they become.
 
 _KINDS = (
-    "labels must be a sequence with one label for each key, a mapping of keys to labels, such as a dict or a pandas "
-    "Series, or the path of a .csv or .parquet file whose first column names the images"
+    "labels must be a list or an array with one label for each image, a mapping of keys to labels, or a function of "
+    "the key"
 )
+_TABLE = 'frame = pd.read_csv(path, dtype={"image": str}), labels=dict(zip(frame["image"], frame["label"]))'
+_MANY_CLASSES = 20
 
 
-def _own_labels(source: Any, labels: Any, names: list[str] | None) -> tuple[dict[str, Any], list[str] | None]:
+def _own_labels(
+    name: str, source: Any, labels: Any, names: list[str] | None
+) -> tuple[dict[str, Any], list[str] | None]:
     """The labels that a source has by itself, by its keys, and the classes that they then index into."""
-    own = getattr(source, "classes", None)  # an empty list: the labels are no classes, as captions
-    if own and names:  # other numbers; -1 is none, as in test sets
+    own = list(getattr(source, "classes", None) or [])
+    if own and names and any(np.ndim(label) for label in labels):
+        check_same_classes(name, own, names, "leave classes= out, or pass labels=, too")
+    elif own and names:  # other numbers; -1 is none, as in test sets
         labels = [None if label is None or not 0 <= label < len(own) else own[label] for label in labels]
-    return dict(zip(source.keys(), labels, strict=True)), names if own is None or names else list(own)
+        own = names
+    return dict(zip(source.keys(), labels, strict=True)), own or names
 
 
-def _label(name: str, keys: Sequence[str], names: list[str] | None, labels: Any) -> tuple[list[str], Any]:
-    """Classes and labels of a set whose labels are given."""
-    values = typed_labels(_values_for(name, keys, labels))
+def _label(
+    name: str, keys: Sequence[str], names: list[str] | None, values: Any, *, may_be_names: bool = True
+) -> tuple[list[str], np.ndarray]:
+    """Classes and labels of a set whose labels are given. `may_be_names`: numbers may stand for classes so named."""
+    values = typed_labels(values)
     if isinstance(values, np.ndarray):  # in a vector, NaN stands for one unknown number
         missing = np.flatnonzero(np.isnan(values)).tolist() if values.ndim == 1 else []
     else:
@@ -340,30 +366,43 @@ def _label(name: str, keys: Sequence[str], names: list[str] | None, labels: Any)
     if missing:
         raise _lacks_labels(name, keys, missing)
     if isinstance(values, np.ndarray):
-        _check_range(name, keys, names, values)
+        _check_range(name, keys, names, values, may_be_names)
         values.setflags(write=False)
-    elif isinstance(values, PackedStrings):
-        if names == []:
-            return [], values
-        found, numbers = number_names(values, len(values))
-        if names is None:
-            names = found
-            if len(found) > max(_MANY_CLASSES, len(values) / 2):
-                warn_caller(
-                    f"{name} has {len(found)} different labels in {n_images(len(values))}, such as {values[0]!r:.100}: "
-                    "are these captions? Pass classes=[], and they stay strings; else the list of classes",
-                    LabelWarning,
-                )
-        else:
-            numbers = _numbered_as(name, names, found, numbers, is_own=True)
-        numbers.setflags(write=False)
-        return names, numbers
-    elif names:
-        raise ArgumentError(
-            f"classes= goes with labels that are names or numbers of classes, and those of {name} are neither, such as "
-            f"{values[0]!r:.100}: leave classes= out"
+        return names or [], values
+    rows = [[value] if isinstance(value, str) else value for value in values]
+    width = len(rows[0]) if rows and hasattr(rows[0], "__len__") else 0
+
+    def is_of_names(row: Any) -> bool:
+        is_row = isinstance(row, list | tuple | np.ndarray) and len(row) == width
+        return is_row and all(isinstance(each, str) for each in row)
+
+    odd = next((value for value, row in zip(values, rows, strict=True) if not is_of_names(row)), None)
+    if odd is not None or not width:
+        raise WrongTypeError(
+            f"labels must be numbers or names of classes, one for each image or as many for each: those of {name} are "
+            f"such as {odd!r:.100}. Where the number of classes differs, make it a vector of 0 "
+            "and 1; read what else belongs to an image, such as boxes, in a data set of your own, by its key"
         )
-    return names or [], values
+    if names == []:
+        raise ArgumentError(
+            f"labels that are strings are names of classes, such as {values[0]!r:.100} in {name}, and classes=[] says "
+            "that there are none: leave it out. Texts are what lk.read_shards gives of .txt members"
+        )
+    found, numbers = number_names((each for row in rows for each in row), len(rows) * width)
+    if names is None:
+        names = found
+        if len(found) > max(_MANY_CLASSES, len(numbers) / 2):
+            warn_caller(
+                f"{name} has {len(found)} different labels in {n_images(len(values))}, such as {found[0]!r:.100}, and "
+                "each is a class: pass the list of classes= if that is right. Texts go to a training by "
+                "lk.read_shards, or by a data set of your own",
+                LabelWarning,
+            )
+    else:
+        numbers = _numbered_as(name, names, found, numbers, is_own=True)
+    numbers = numbers if isinstance(values[0], str) else numbers.reshape(-1, width)
+    numbers.setflags(write=False)
+    return names, numbers
 
 
 def typed_labels(values: Any) -> Any:
@@ -399,23 +438,6 @@ def _too_large(label: int) -> ArgumentError:
     return ArgumentError(f"labels that are integers must fit into 64 bits with a sign, got {label!s:.40}")
 
 
-def as_json(label: Any) -> str:
-    """A label as files keep it; TypeError if it is something that JSON does not hold."""
-    try:
-        return json.dumps(label, default=_listed_numbers)
-    except (TypeError, ValueError) as error:  # ValueError: it holds itself
-        raise WrongTypeError(
-            "labels that files keep must be numbers, strings, or lists or dicts of these, as in JSON: got "
-            f"{label!r:.100} ({error})"
-        ) from None
-
-
-def _listed_numbers(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # arrays, tensors, and their numbers
-        return value.tolist()
-    raise WrongTypeError(f"it holds {kind_of(value)}")
-
-
 def _numbers_in(value: Any) -> np.ndarray | None:
     """A number, or a list, array or tensor of them, as an array; None if it is something else."""
     if hasattr(value, "detach"):
@@ -441,47 +463,68 @@ def _lacks_labels(name: str, keys: Sequence[str], missing: list[int]) -> Argumen
     )
 
 
-def _check_range(name: str, keys: Sequence[str], names: list[str] | None, labels: np.ndarray) -> None:
-    """Refuse numbers that cannot index into the classes that were passed."""
+def _check_range(
+    name: str, keys: Sequence[str], names: list[str] | None, labels: np.ndarray, may_be_names: bool
+) -> None:
+    """Refuse numbers that cannot index into the classes that were passed, or may mean two of them."""
     if not names or labels.shape[1:] == (len(names),):  # each column is one of the classes
         return
-    if labels.ndim > 1 or labels.dtype != np.int64:
+    if labels.dtype != np.int64 or (labels.ndim > 1 and may_be_names):  # K names for each are sure, K numbers are not
         raise ArgumentError(
             f"{len(names)} classes were passed ({_listed(names)}), and the labels of {name} are {labels.dtype} "
             f"{labels.shape}, which cannot index into them: leave classes= out"
         )
-    outside = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    outside = np.argwhere((labels < 0) | (labels >= len(names)))
     if len(outside):
         raise ArgumentError(
-            f"{name} has {n_images(len(outside))} whose label is no number of the {len(names)} classes that were "
-            f"passed (0 to {len(names) - 1}), such as {keys[outside[0]]!r} with {labels[outside[0]]}: pass all, "
-            "and number them from 0"
+            f"{name} has {n_images(len({row for row, *_ in outside.tolist()}))} whose label is no number of the "
+            f"{len(names)} classes that were passed (0 to {len(names) - 1}), such as {keys[outside[0][0]]!r} with "
+            f"{labels[tuple(outside[0])]}: pass all, and number them from 0"
         )
+    if not may_be_names:
+        return
+    places = {each: place for place, each in enumerate(names)}
+    for label in np.unique(labels).tolist():
+        if (place := places.get(str(label), label)) != label:
+            raise ArgumentError(
+                f"label {label} of {name} may be the class at that position of classes=, {names[label]!r}, or the "
+                f"class whose name is {str(label)!r}, at position {place}: pass names in place of numbers, by "
+                "classes[label] for each if they are positions, or by str(label) if they are names"
+            )
 
 
-def _values_for(name: str, keys: Sequence[str], labels: Any) -> Any:
+def _values_for(name: str, keys: Sequence[str], labels: Any, is_sorted: bool = False) -> Any:
     """The label of each key: an array with as many rows, or a list."""
-    if isinstance(labels, str | os.PathLike):
-        labels = _read_table(labels)
-    names: Iterable[Any] | None = None
-    values: Any
     if isinstance(labels, Mapping):
-        names, values = labels.keys(), list(labels.values())
-    elif hasattr(labels, "iloc"):  # of pandas
-        names, values = _of_pandas(labels)
-    elif (
-        isinstance(labels, bytes | set | frozenset) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) == 0
-    ):
-        raise WrongTypeError(f"{_KINDS}; got {kind_of(labels)}")
-    else:
-        values = _numbers_in(labels) if hasattr(labels, "ndim") else None  # an array or a tensor
-        values = labels if values is None else values
-    if names is not None:
-        return _values_by_name(name, keys, list(map(str, names)), values)
+        return _values_by_name(name, keys, list(map(str, labels)), list(labels.values()))
+    if isinstance(labels, str | os.PathLike):
+        raise WrongTypeError(f"{_KINDS}; got {os.fspath(labels)!r:.100}. Of a table, pass two columns: {_TABLE}")
+    if getattr(labels, "ndim", 1) == 2 and hasattr(labels, "iloc"):
+        raise WrongTypeError(
+            f'{_KINDS}; got DataFrame. Pass its columns: labels=dict(zip(frame["image"], frame["label"])), or for '
+            'several numbers dict(zip(frame["image"], frame[["a", "b"]].to_numpy()))'
+        )
+    kind = kind_of(labels)
+    if hasattr(labels, "iloc"):  # a Series
+        if len(labels) and all(isinstance(each, str) for each in labels.index):
+            return _values_by_name(name, keys, list(labels.index), labels.to_numpy())
+        labels = labels.to_numpy()
+    elif callable(labels) and not hasattr(labels, "__len__"):
+        return [labels(key) for key in keys]
+    if isinstance(labels, bytes | set | frozenset) or not hasattr(labels, "__len__") or not getattr(labels, "ndim", 1):
+        raise WrongTypeError(f"{_KINDS}; got {kind}")
+    values = _numbers_in(labels) if hasattr(labels, "ndim") else None  # an array or a tensor
+    values = labels if values is None else values
     if len(values) != len(keys):
         raise ArgumentError(
             f"labels has {len(values)} labels, and {name} {n_images(len(keys))}: a sequence has one for each, in the "
-            "order of keys=, or of the keys() of the store; a mapping or a file may have more"
+            "order of keys=; a mapping may have more"
+        )
+    if is_sorted:
+        raise ArgumentError(
+            f"labels is {kind}, which goes by position, and the names of the images in {name} were found "
+            "and sorted, which may be another order than that of the labels: pass keys=names, too, with the name of "
+            "each label's image, or labels=dict(zip(names, labels))"
         )
     return values
 
@@ -503,75 +546,7 @@ def _values_by_name(name: str, keys: Sequence[str], names: list[str], values: An
     if twice := [each for each in found if each in repeated]:
         raise ArgumentError(
             f"labels= names images more than once ({len(twice)} of them, the first {twice[0]!r}): give each one label, "
-            'such as by frame.groupby("image")["label"].agg(list) where it may have several'
+            "such as a vector of 0 and 1 where it may have several classes"
         )
     positions = [rows[each] for each in found]
     return values[positions] if isinstance(values, np.ndarray) else [values[position] for position in positions]
-
-
-def _of_pandas(table: Any) -> tuple[Iterable[str] | None, Any]:
-    """Names and values of a Series or DataFrame; no names where its rows are in the order of the keys."""
-    names = table.index if _is_text(table.index) else None
-    if table.ndim == 1:
-        return names, table.to_numpy()
-    columns = [table.iloc[:, number] for number in range(table.shape[1])]
-    if names is None and len(columns) > 1 and _is_text(columns[0]):  # as in a file
-        names, *columns = columns
-    if len(columns) == 1:
-        return names, columns[0].to_numpy()
-    if not columns or not all(column.dtype.kind in "biuf" for column in columns):
-        listed = _listed([str(column.name) for column in columns])
-        raise ArgumentError(
-            f"labels has {len(columns)} columns besides the names of images ({listed}), and only numbers make a "
-            'vector: choose what is the label, such as labels=frame.set_index("image")["label"]'
-        )
-    filled = [column.astype(np.float64) if column.hasnans else column for column in columns]
-    return names, np.column_stack([column.to_numpy() for column in filled])
-
-
-def _is_text(values: Any) -> bool:
-    return len(values) > 0 and all(isinstance(value, str) for value in values)
-
-
-def _read_table(place: str | os.PathLike) -> Any:
-    """A table whose index holds the names of images, as text: `007` stays so."""
-    path = require_file("labels", place, "name the file of labels in it, such as labels.csv")
-    import pandas as pd  # here: its import takes a while
-
-    try:
-        if path.suffix.lower() == ".parquet":
-            table = pd.read_parquet(path)
-        elif path.suffix.lower() == ".csv":
-            table = pd.read_csv(path, low_memory=False)  # else a column may have numbers and strings
-            texts = pd.read_csv(path, dtype=str, keep_default_na=False)  # a class may be named None, or NA
-            for number, column in enumerate(table.columns):
-                if not number or table[column].dtype.kind not in "biuf":
-                    table.isetitem(number, texts[column].where(texts[column] != ""))
-        else:
-            raise ArgumentError(f"{_KINDS}; got {path}: read it with pandas, and pass the Series or DataFrame")
-    except ImportError as error:
-        raise MissingLibraryError(f"{path} cannot be read without pyarrow: python -m pip install pyarrow") from error
-    except ArgumentError:
-        raise
-    except ValueError as error:  # of pandas and pyarrow
-        raise ArgumentError(f"{path} cannot be read as a table: {error}") from error
-    if _is_text(table.index):
-        return table
-    if table.shape[1] < 2:
-        raise ArgumentError(
-            f"{path} must have a column of images' names and one of labels, between commas: it has "
-            f"{table.shape[1]} ({_listed(list(map(str, table.columns)))})"
-        )
-    if is_image(first := str(table.columns[0])):
-        raise ArgumentError(f"{path} has no header, since its first line names an image, {first!r}: add image,label")
-    if first == "Unnamed: 0" and table.shape[1] > 2 and _is_text(table.iloc[:, 1]):  # else that column names the images
-        rest = list(map(str, table.columns[1:]))
-        raise ArgumentError(
-            f"{path} begins with a column without a name, as pandas writes the numbers of rows: write it by "
-            f"frame.to_csv(..., index=False), or pass labels=pd.read_csv({path.name!r}, usecols={rest!r})"
-        )
-    names = table.iloc[:, 0].astype(str)
-    return table.iloc[:, 1:].set_index(pd.Index(names, dtype=object))
-
-
-_MANY_CLASSES = 20

@@ -27,10 +27,10 @@ The pixel file, versions 2 and 3: raw images one after another, with an index an
 Images are in the order of the keys, the first at the next multiple of 64 after the index, with nothing in between.
 The CRC is zlib's.
 
-In version 3, the block of classes is a JSON object: `classes`, the list; `labels`, a list of the label of each image,
-such as a number, a list of numbers, a string or an object; and, where they are numbers or lists of numbers of one
-shape, `dtype`, `float32` or `int64`. Files whose labels are 32-bit integers are of version 2. Later versions keep bytes
-0 to 11 and 124 to 127 where they are, so that this one can name them.
+In version 3, the block of classes is a JSON object: `classes`, the list; `labels`, a list of the label of each image, a
+number or a list of numbers; and `dtype`, `float32` or `int64`. Files of earlier versions of labkit whose labels are
+texts or objects have no `dtype`, and are refused. Files whose labels are 32-bit integers are of version 2. Later
+versions keep bytes 0 to 11 and 124 to 127 where they are, so that this one can name them.
 """
 
 import hashlib
@@ -40,10 +40,11 @@ import os
 import re
 import struct
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,20 +55,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labkit.data.dataset import sample_of, transformed
-from labkit.data.decode import decode, load_decoder
-from labkit.data.labels import (
-    Labeled,
-    as_json,
-    check_named,
-    check_same_classes,
-    chosen_keys,
-    labels_of,
-    sizes_of,
-    warn_of_no_classes,
-)
+from labkit.data.decode import PixelLimit, decode, load_decoder
+from labkit.data.labels import Labeled, check_same_classes, labeled, sizes_of, warn_of_no_classes
 from labkit.data.remote import as_store, reads_ahead
-from labkit.data.stores import Store
+from labkit.data.stores import Store, change_times, changed_since, read_bytes
 from labkit.errors import (
+    ArgumentError,
     DecodeError,
     FolderError,
     ItemErrors,
@@ -77,7 +70,7 @@ from labkit.errors import (
     WrongTypeError,
 )
 from labkit.util.arguments import require_callable, require_int, require_local_path
-from labkit.util.files import atomic_path, file_lock, sibling_path
+from labkit.util.files import atomic_path, file_lock, n_images, sibling_path
 from labkit.util.parallel import check_engine, format_error, is_disk_full, map_items
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
@@ -144,6 +137,8 @@ class PixelStore(Labeled, Dataset):
     The format is documented in `labkit.data.pixels`. Taught in: notebooks/11b_raw_pixels.ipynb
     """
 
+    sorts_keys = True  # for all that the file tells
+
     def __init__(self, path: str | os.PathLike, *, transform: Callable[[Tensor], Any] | None = None):
         require_callable("transform", transform)
         self.transform = transform
@@ -179,12 +174,10 @@ class PixelStore(Labeled, Dataset):
             block = json.loads(rows[8 + 32 * n : keys_start])
             if version == _OF_CLASSES:
                 block = {"classes": block, "labels": column("<i4", n, 8 + 28 * n), "dtype": "int64"}
-            self.classes, self.labels = block["classes"], block["labels"]
-            if "dtype" in block:
-                self.labels = np.array(self.labels, block["dtype"])
-                self.labels.setflags(write=False)
-            elif all(isinstance(label, str) for label in self.labels):
-                self.labels = PackedStrings(self.labels)
+            if "dtype" not in block:
+                raise ArgumentError("they are neither numbers nor classes, which earlier versions kept")
+            self.classes, self.labels = block["classes"], np.array(block["labels"], block["dtype"])
+            self.labels.setflags(write=False)
         except (KeyError, TypeError, ValueError) as error:
             raise PixelError(f"{path} is damaged: its labels cannot be read ({error}); {_REBUILD}") from error
         # A copy of the keys, else all of `rows` stays in memory.
@@ -219,22 +212,23 @@ class PixelStore(Labeled, Dataset):
         The file gets its name only when it is whole. Until then finished parts are in `<path>.parts`, so that a rerun
         after an interruption or a kill makes what is missing; this needs disk space for the pixels twice. The same
         images and settings give the same bytes, for any engine and number of workers. A file of the same keys, file
-        sizes and settings is returned as it is; an image replaced by another one of the same size is not noticed.
+        sizes and settings is returned as it is. An image that was replaced since by one of the same size is an error,
+        where the store knows the times of its files, as all of labkit's do but mappings and some servers. Of a store of
+        your own without `sizes()` only the keys are compared.
 
         Args:
             source: A store, or the path or URL of one, for `open_store`.
             path: The file to write; missing folders are made.
             short_side: Pixels.
             decoder: One of `labkit.DECODERS`.
-            classes, labels, keys: As for `ImageDataset`. The file keeps classes and labels. What are no numbers or
-                strings must be what JSON holds, and comes back as JSON has it: a tuple as a list.
+            classes, labels, keys: As for `ImageDataset`. The file keeps classes and labels.
             engine, num_workers, address: As in `labkit.map_items`. Threads are as fast as processes here, and start
                 at once: decoders and resizing release the GIL.
             progress: Show a live bar.
 
         Raises:
-            PixelError: something else is at `path`, or the same pixels with other classes or labels, or the source
-                holds no image; names the file and the remedy.
+            PixelError: something else is at `path`, or pixels of other images, or the same pixels with other classes or
+                labels, or the source holds no image; names the file and the remedy.
             ItemErrors: images could not be read or decoded; has their keys. No file is written, but the parts without
                 such images are kept for a rerun.
             OSError: the disk is full; names the file, and how many parts are done. Nothing more is decoded.
@@ -251,14 +245,14 @@ class PixelStore(Labeled, Dataset):
         load_decoder(decoder)  # an unknown or a missing one is one error here, not one for each image
         store = as_store(source)
         path = require_local_path("path", path).absolute()  # other processes may have another working folder
-        chosen = chosen_keys(store, keys)
+        chosen, names, labels = labeled(store, keys, classes, labels)
         if not chosen:
             raise PixelError(f"{path} is not built: the source holds no image")
-        check_named(labels, keys)
-        names, labels = labels_of(chosen, classes, labels=labels, source=store)
         block = _label_block(names, labels)
         origin, parts = _plan_parts(store, chosen, short_side, decoder)
         folder = sibling_path(path, ".parts")
+        times = change_times(store) if path.exists() or folder.exists() else {}
+        parts = [replace(part, is_stale=bool(changed_since(folder / part.name, part.keys, times))) for part in parts]
         with file_lock(sibling_path(path, ".lock", hidden=True)):
             if path.exists():
                 found, remedy = cls(path), "choose another path, or move that file away"
@@ -269,13 +263,14 @@ class PixelStore(Labeled, Dataset):
                     )
                 check_same_classes(str(path), found.classes, names, remedy, error=PixelError)
                 if _label_block(found.classes, found.labels) != block:
-                    pairs = zip(chosen, map(as_json, found.labels), map(as_json, labels), strict=True)
+                    pairs = zip(chosen, map(str, found.labels.tolist()), map(str, labels.tolist()), strict=True)
                     differing = [
                         f"of {key}, {there:.50} in place of {here:.50}" for key, there, here in pairs if there != here
                     ]
                     raise PixelError(
                         f"{path} has {len(differing)} labels that are not those asked for ({differing[0]}): {remedy}"
                     )
+                _check_changed(found, store, changed_since(path, chosen, times), remedy)
             else:
                 failures: dict[str, str] = {}
                 for failed in map_items(
@@ -298,6 +293,8 @@ class PixelStore(Labeled, Dataset):
                     _write_file(whole, origin, chosen, block, images)
                     with open(whole, "rb") as file:  # all is on the disk before it gets its name
                         os.fsync(file.fileno())
+                    began_ns = min((folder / part.name).stat().st_mtime_ns for part in parts)
+                    os.utime(whole, ns=(began_ns, began_ns))
                     whole.replace(path)
                 except OSError as error:
                     if not is_disk_full(error):
@@ -468,7 +465,7 @@ def _write_file(
     version, label_column, class_block = labels
     index_bytes = 8 + 32 * len(keys) + len(class_block) + len(key_block)
     offsets, shapes, crcs = [], [], []
-    with atomic_path(path) as half, open(half, "wb") as file:
+    with atomic_path(path, dated=True) as half, open(half, "wb") as file:
         file.seek(_HEADER_BYTES + index_bytes)
         file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
         for pixels in images:
@@ -489,14 +486,12 @@ def _write_file(
         file.write(header + struct.pack("<I", zlib.crc32(header)) + rows)
 
 
-def _label_block(classes: list[str], labels: Any) -> tuple[int, bytes, bytes]:
+def _label_block(classes: list[str], labels: np.ndarray) -> tuple[int, bytes, bytes]:
     """The version of a file with such labels, its column of labels, and its block of classes."""
-    is_array = isinstance(labels, np.ndarray)
-    if is_array and labels.ndim == 1 and labels.dtype == np.int64 and np.array_equal(labels, labels.astype(np.int32)):
+    if labels.ndim == 1 and labels.dtype == np.int64 and np.array_equal(labels, labels.astype(np.int32)):
         return _OF_CLASSES, labels.astype("<i4").tobytes(), json.dumps(classes).encode()
-    content = {"classes": classes, "labels": labels if is_array else list(labels)}
-    content |= {"dtype": str(labels.dtype)} if is_array else {}
-    return _OF_LABELS, bytes(4 * len(labels)), as_json(content).encode()
+    content = {"classes": classes, "labels": labels.tolist(), "dtype": str(labels.dtype)}
+    return _OF_LABELS, bytes(4 * len(labels)), json.dumps(content).encode()
 
 
 # Building: parts, each a small pixel file, whole or absent, are made in a folder next to the file, then joined.
@@ -509,6 +504,8 @@ class _Part:
     name: str
     keys: list[str]
     origin: _Origin
+    is_stale: bool = False  # an image is newer than what an earlier run made of it
+    pixel_limit: PixelLimit = field(default_factory=PixelLimit)  # of this process
 
     def __str__(self) -> str:
         return f"{self.name} ({self.keys[0]} to {self.keys[-1]})"
@@ -541,7 +538,7 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
     with suppress(FileNotFoundError, PixelError):
         made = PixelStore(path)
         # After a loss of power a file may be incomplete.
-        if made._origin == part.origin and all(map(made._is_sound, range(len(made)))):
+        if not part.is_stale and made._origin == part.origin and all(map(made._is_sound, range(len(made)))):
             return {}
     # The whole file has labels: a part's pixels do not depend on them.
     no_labels = _label_block([], np.zeros(len(part.keys), np.int64))
@@ -550,6 +547,28 @@ def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:
     except ItemErrors as error:
         return error.failures
     return {}
+
+
+def _check_changed(found: PixelStore, store: Store, changed: list[str], remedy: str) -> None:
+    """Compare images that may be other ones by now, as the times of their files say, with their pixels; PixelError."""
+    if not changed:
+        return
+    began_s, rows = time.time(), {key: row for row, key in enumerate(found.keys)}
+
+    def is_same(key: str) -> bool:
+        with suppress(DecodeError, KeyError, OSError):
+            image = decode(read_bytes(store, key), found._origin.decoder, key=key)
+            return np.array_equal(shrink(image, found._origin.short_side), found.pixels(rows[key]))
+        return False
+
+    sound = map_items(is_same, changed, engine="threads", progress=False)
+    if replaced := [key for key, same in zip(changed, sound, strict=True) if not same]:
+        raise PixelError(
+            f"{found.path} holds other pixels of {n_images(len(replaced))} that were replaced since, such as "
+            f"{replaced[0]!r}: {remedy}"
+        )
+    with suppress(OSError):  # another user's file
+        os.utime(found.path, (began_s, began_s))
 
 
 def _load_images(store: Store, part: _Part) -> Iterator[np.ndarray]:

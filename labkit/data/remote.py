@@ -1,14 +1,19 @@
 """Image files on an HTTP server or in object storage, and the store that fits a path or URL."""
 
 import json
+import math
 import os
 import re
-from collections import deque
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from email.utils import mktime_tz, parsedate_tz
 from functools import partial
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import numpy as np
@@ -22,8 +27,8 @@ from labkit.data.blobs import (
     is_url,
     refuse_storage_options,
 )
-from labkit.data.sources import DatasetStore, MappingStore, ParquetStore, ShardStore, holds_shards
-from labkit.data.stores import FolderStore, ListedStore, Store
+from labkit.data.sources import MappingStore, ParquetStore, ShardStore, holds_shards
+from labkit.data.stores import FolderStore, ListedStore, Store, read_bytes
 from labkit.data.tar import TarStore
 from labkit.data.tar_stream import TAR_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
@@ -32,17 +37,19 @@ from labkit.util.files import images_among, is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
 
-_SOURCES = (
-    "a folder of images or tars, a .tar, a URL, a mapping of names to bytes, a Hugging Face Dataset or a .parquet"
-)
+_SOURCES = "a folder of images or tars, a .tar, a URL, a mapping of names to bytes or a .parquet"
 _HTTP_URL = "a URL, such as 'https://host/photos'"
 _FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name is a text, and no path
 _ALMOST_URL = re.compile(r"(https?|s3|gs|az|hf)[:/]|www\.", re.IGNORECASE)
 _READS_AHEAD = 32  # of a distant store that is read as a whole: 1,000 images/s from 30 ms away
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
+_MAX_LISTING_BYTES = 1 << 28
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
-_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?)$", re.IGNORECASE)
+_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?|zip|7z|rar)$", re.IGNORECASE)
+
+
+Result = TypeVar("Result")
 
 
 class HttpStore(ListedStore):
@@ -50,8 +57,8 @@ class HttpStore(ListedStore):
 
     Args:
         url: `http(s)://host/folder`. For a `.tar` at a URL use `TarStore(url)`: it reads with range requests.
-        keys: Paths below `url`. Default: what the folder's `manifest.json` lists (as `make_photos` writes it), else
-            what the server's listing pages link to.
+        keys: Paths below `url`, in the order that `keys()` then has. Default: what the folder's `manifest.json` lists
+            (as `make_photos` writes it), else what the server's listing pages link to; these are sorted.
         ignore: Suffixes of files to leave out of what is listed, as for `FolderStore`.
         num_connections: Connections kept open in each process; use as many as there are threads. `reads_in_flight` of
             `BatchLoader` makes it as many.
@@ -99,7 +106,9 @@ class HttpStore(ListedStore):
                 raise WrongTypeError(
                     f"keys must be a list of paths below the URL, such as ['cat/1.jpg'], got {keys!r:.100}"
                 )
-            self._keys = PackedStrings(sorted(keys))
+            self._keys, self.sorts_keys = PackedStrings(keys), False
+            if twice := [key for key, times in Counter(self._keys).items() if times > 1]:
+                raise ArgumentError(f"keys= names {len(twice)} files more than once, the first {twice[0]!r}")
 
     def allow_requests(self, n_at_once: int) -> None:
         """Keep at least `n_at_once` connections open in each process. Call it before the first read."""
@@ -114,6 +123,30 @@ class HttpStore(ListedStore):
                 return answer.data
         raise MissingKeyError(f"{key!r} is not a file under {self.name}")
 
+    def sizes(self) -> np.ndarray:
+        """Bytes of each file, int64, in the order of `keys()`: a request for each, without the file."""
+        return np.array([size for size, _ in self._facts()], np.int64)
+
+    def changed_at(self) -> np.ndarray:
+        """When each file was last changed, as the server says, in seconds since 1970; NaN where it does not."""
+        return np.array([time_s for _, time_s in self._facts()], np.float64)
+
+    def _facts(self) -> list[tuple[int, float]]:
+        """Size of each file, and when it was last changed."""
+        self.allow_requests(_READS_AHEAD)
+        return [answer.result() for answer in _ahead(self._facts_of, self.keys())]
+
+    def _facts_of(self, key: str) -> tuple[int, float]:
+        answer = self._client.get(self._url_of(key), 0, 1, with_body=False)
+        if answer.status in MISSING or not is_file_key(key):
+            raise MissingKeyError(f"{key!r} is not a file under {self.name}")
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if answer.status == 200 and "Content-Encoding" not in answer.headers:  # ranges are not for this server
+            total = answer.headers.get("Content-Length", "")
+        size = 0 if answer.status == 416 else int(total) if total.isdecimal() else len(self.read(key))
+        changed = parsedate_tz(answer.headers.get("Last-Modified", ""))
+        return size, float(mktime_tz(changed)) if changed else math.nan
+
     def _url_of(self, key: str) -> str:
         """It keeps the folder's query, which may hold a signature."""
         return self._url._replace(path=self._url.path + quote(key, errors="surrogateescape")).geturl()
@@ -121,15 +154,15 @@ class HttpStore(ListedStore):
     def _list_keys(self) -> list[str]:
         answer = self._client.get(self._url_of("manifest.json"))
         try:
-            listed = [str(row["key"]) for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+            listed = [str(row["key"]) for row in json.loads(_text(answer))["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
             listed = []
         if listed:
             return [key for key in listed if not key.lower().endswith(self._ignore)]
-        return list(images_among(self._list_files(), self._ignore, self.name))
+        return list(images_among(self._list_files(), self._ignore, self.name, self._folders))
 
     def _list_files(self) -> Iterator[str]:
-        """Keys of the files that the listing pages link to, each once; hidden ones are left out.
+        """Keys of the files and folders that the listing pages link to, each once; hidden ones are left out.
 
         Raises:
             FileNotFoundError: the server has no such folder.
@@ -150,7 +183,7 @@ class HttpStore(ListedStore):
                 )
             if answer.status == 200 and "html" in answer.headers.get("Content-Type", ""):
                 try:
-                    parser.feed(answer.data.decode("utf-8", "replace"))
+                    parser.feed(_text(answer).decode("utf-8", "replace"))
                 except AssertionError as error:  # html.parser's answer to some broken markup
                     shown = strip_credentials(page)
                     raise StorageError(f"{shown} is not a readable listing ({error}): {_NAME_FILES}") from error
@@ -168,8 +201,16 @@ class HttpStore(ListedStore):
                 seen.add(key)
                 if key.endswith("/"):
                     folders.append(key)
-                else:
-                    yield key
+                yield key
+
+
+def _text(answer: Any) -> bytes:
+    """A listing, which some servers compress unasked."""
+    if answer.headers.get("Content-Encoding", "").lower() not in ("gzip", "x-gzip", "deflate"):
+        return answer.data
+    with suppress(zlib.error):
+        return zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(answer.data, _MAX_LISTING_BYTES)
+    return b""
 
 
 class _LinkParser(HTMLParser):
@@ -234,20 +275,35 @@ class ObjectStore(ListedStore):
         Raises:
             KeyError: an object is no longer there.
         """
-        sizes = self._list()
+        sizes = {key: about.get("size") for key, about in self._list().items()}
         if lost := next((key for key in self.keys() if key not in sizes), None):
             raise MissingKeyError(f"{lost!r} is no longer under {self.name}: open the store again")
         known = ((key, sizes[key]) for key in self.keys())
         return np.array([len(self.read(key)) if size is None else size for key, size in known], np.int64)
 
-    def _list_keys(self) -> list[str]:
-        return list(images_among(self._list(), self._ignore, self.name))
+    def changed_at(self) -> np.ndarray:
+        """When each object was last changed, in seconds since 1970, as the service lists it; NaN where it does not."""
+        found = self._list()
+        return np.array([_seconds_of(found.get(key, {})) for key in self.keys()], np.float64)
 
-    def _list(self) -> dict[str, int | None]:
-        """Names of all objects under the prefix, and their sizes, where the service tells them."""
+    def _list_keys(self) -> list[str]:
+        return list(images_among(self._list(), self._ignore, self.name, self._folders))
+
+    def _list(self) -> dict[str, dict[str, Any]]:
+        """Names of all objects under the prefix, and what the service tells of them."""
         with self._client.open() as (filesystem, root):
             found = filesystem.find(root, detail=True)
-        return {path.removeprefix(root).removeprefix("/"): about.get("size") for path, about in found.items()}
+        return {path.removeprefix(root).removeprefix("/"): about for path, about in found.items()}
+
+
+def _seconds_of(about: dict[str, Any]) -> float:
+    """When an object was last changed: each of fsspec's filesystems has a name and a type of its own for it."""
+    names = ("LastModified", "last_modified", "updated", "mtime", "created")
+    with suppress(StopIteration, TypeError, ValueError):
+        time = next(about[name] for name in names if about.get(name) is not None)
+        time = datetime.fromisoformat(time) if isinstance(time, str) else time
+        return time.timestamp() if isinstance(time, datetime) else float(time)
+    return math.nan
 
 
 def open_store(
@@ -258,21 +314,21 @@ def open_store(
     label_column: str | None = None,
     **storage_options: Any,
 ) -> Store:
-    """The store that fits a source of images: a place, a mapping, or a table.
+    """The store that fits a source of images: a place, a mapping, or a Parquet file.
 
     A folder of images gives a `FolderStore`, a `.tar` anywhere a `TarStore`, another `http(s)://` URL an `HttpStore`,
     and any other scheme that fsspec knows (`s3://bucket/prefix`) an `ObjectStore`. The other kinds are in
     `labkit.data.sources`: a folder of tars, such as WebDataset's shards, gives a `ShardStore`, a mapping of names to
-    the bytes of image files a `MappingStore`, a Hugging Face `Dataset` a `DatasetStore`, and a `.parquet` file a
-    `ParquetStore`. Shards and tables come with their labels.
+    the bytes of image files a `MappingStore`, and a `.parquet` file a `ParquetStore`. Tars and tables come with their
+    labels.
 
     Whatever takes a store takes these sources, too; it then opens them without options.
 
     Args:
         source: The source.
         ignore: Suffixes of images to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
-        image_column, label_column: Of a table. Default: its only column of images; its only column of classes, or the
-            one named `label`, if there is one.
+        image_column, label_column: Of a Parquet file. Default: its only column of images; its only column of classes,
+            or the one named `label`, if there is one.
         **storage_options: Passed to fsspec, for object storage.
 
     >>> lk.open_store("photos")
@@ -286,14 +342,10 @@ def open_store(
     columns = {"image_column": image_column, "label_column": label_column}
     given = {name: value for name, value in columns.items() if value is not None}
     refuse_storage_options(source if isinstance(source, str | os.PathLike) else "", storage_options)
-    if hasattr(source, "cast_column") and not isinstance(source, type):
-        return DatasetStore(source, ignore=ignore, **given)
     if isinstance(source, str | os.PathLike) and os.fspath(source).lower().endswith(".parquet") and not is_url(source):
         return ParquetStore(source, ignore=ignore, **given)
     if given:
-        raise WrongTypeError(
-            f"{', '.join(given)} is for a Hugging Face Dataset or a Parquet file, got {kind_of(source)}"
-        )
+        raise WrongTypeError(f"{', '.join(given)} is for a Parquet file, got {kind_of(source)}")
     if isinstance(source, Mapping):
         return MappingStore(source, ignore=ignore)
     place = require_path("the place", source, what=_SOURCES)
@@ -303,7 +355,8 @@ def open_store(
     if is_far:
         import fsspec
 
-        is_readable = is_http_url(place) or place.partition("://")[0] in fsspec.available_protocols()
+        schemes = place.partition("://")[0].split("::")  # as in simplecache::s3://
+        is_readable = is_http_url(place) or set(schemes) <= set(fsspec.available_protocols())
     if is_readable and _TAR_NAME.search(urlsplit(place).path if is_far else place):
         return TarStore(place, ignore=ignore, **storage_options)
     if is_readable and is_http_url(place):
@@ -321,10 +374,7 @@ def _why_unknown(place: str) -> str:
     if is_url(place):
         return f"fsspec knows no scheme {place.partition('://')[0]!r}"
     if os.path.exists(place):
-        return (
-            "it is a file. Name the folder that it lies in; archives other than .tar are unpacked first, and "
-            "lk.PixelStore(path) opens what lk.PixelStore.build made"
-        )
+        return "it is a file. Name the folder that it lies in; lk.PixelStore(path) opens what lk.PixelStore.build made"
     if place.startswith("~") or "$" in place:
         return "~ and variables are not expanded: pass os.path.expanduser(path), or os.path.expandvars(path)"
     if any(sign in place for sign in "*?["):
@@ -340,22 +390,28 @@ def is_far(store: Any) -> bool:
 
 
 def reads_ahead(store: Store, keys: Sequence[str]) -> Iterator[Callable[[], bytes]]:
-    """For each key, in order, a function that returns its bytes or raises what `store.read` does.
+    """For each key, in order, a function that returns its bytes or raises what `read_bytes` does.
 
     A distant store is read with 32 requests at a time, since one after the other would mostly wait.
     """
     if not is_far(store):
-        yield from (partial(store.read, key) for key in keys)
+        yield from (partial(read_bytes, store, key) for key in keys)
         return
     allow_requests(store, _READS_AHEAD)
-    pool, coming = ThreadPoolExecutor(_READS_AHEAD, "labkit-reads"), deque[Future[bytes]]()
+    for answer in _ahead(partial(read_bytes, store), keys):
+        yield answer.result
+
+
+def _ahead(function: Callable[[str], Result], keys: Iterable[str]) -> Iterator["Future[Result]"]:
+    """What a function that sends a request gives for each key, in order, with 32 requests at a time."""
+    pool, coming = ThreadPoolExecutor(_READS_AHEAD, "labkit-reads"), deque[Future[Result]]()
     try:
         for key in keys:
-            coming.append(pool.submit(store.read, key))
+            coming.append(pool.submit(function, key))
             if len(coming) == _READS_AHEAD:
-                yield coming.popleft().result
+                yield coming.popleft()
         while coming:
-            yield coming.popleft().result
+            yield coming.popleft()
     finally:  # whoever stops reading waits for no more than what was asked for
         pool.shutdown(cancel_futures=True)
 
@@ -368,7 +424,7 @@ def as_store(source: Any) -> Store:
     """
     if isinstance(source, Store) and not isinstance(source, type):
         return source
-    if isinstance(source, str | os.PathLike | Mapping) or hasattr(source, "cast_column"):
+    if isinstance(source, str | os.PathLike | Mapping):
         return open_store(source)
     raise WrongTypeError(
         "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from "
@@ -379,6 +435,8 @@ def as_store(source: Any) -> Store:
 def _remedy_for(source: Any) -> str:
     if isinstance(source, list | tuple):
         return ". Some images of a source are chosen by keys="
+    if hasattr(source, "cast_column"):
+        return ". torch's loaders, and lk.make_loader, take a Hugging Face data set itself"
     if held := [name for name in ("store", "root") if hasattr(source, name) and not isinstance(source, type)]:
         return f". Pass what it reads, its `{held[0]}`"
     return ""

@@ -21,19 +21,19 @@ from itertools import islice
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from operator import index
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Never, TypeVar
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
-from labkit.data.decode import DECODERS, decode
+from labkit.data.decode import DECODERS, PixelLimit, decode
 from labkit.data.labels import typed_labels
-from labkit.data.shard_cache import ShardCache, ShardList, count_samples, find_shards, name_of, read_samples, register
+from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
-from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
+from labkit.util.arguments import refuse_removed, require_callable, require_choice, require_int, require_seed
 from labkit.util.files import IMAGE_SUFFIXES
 from labkit.util.process import number_in_environment, rank_and_world_size, warn_caller
 
@@ -522,7 +522,8 @@ class ShardDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker does not inherit the rank that torch.distributed has.
-        return {**self.__dict__, "_parent": self._find_reader(), "_newest": None}
+        here = {"_parent": self._find_reader(), "_newest": None, "_pixel_limit": PixelLimit()}
+        return {**self.__dict__, **here}
 
     def _find_reader(self) -> ReaderRank:
         worker, num_workers = number_in_environment("WORKER", -1), number_in_environment("NUM_WORKERS", 0)
@@ -562,7 +563,10 @@ class ShardDataset(IterableDataset):
         if len(suffixes) != 1 or label_suffix is None:
             found = ", ".join(part for part in sample if not part.startswith("__"))
             files = f"a .{self._label_suffix}" if self._label_suffix else "a .cls (or .txt, or .json)"
-            raise ArgumentError(f"{name}: a sample must have one image and {files} with its label; it has {found}")
+            raise ArgumentError(
+                f"{name}: a sample must have one image and {files} with its label; it has {found}. Write the shard "
+                "again with that; or read the images alone, as lk.ImageDataset(folder_of_the_shards, classes=[])"
+            )
         self._label_suffix = label_suffix
         label = _label_of(sample[label_suffix], self.order.shards.labels or label_suffix, name)
         try:
@@ -687,7 +691,7 @@ def read_shards(
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
     reads_in_flight: int = 1,
-    cache: ShardCache | None = None,
+    **removed: Never,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
@@ -717,7 +721,6 @@ def read_shards(
         verify: Compare each shard's SHA-256 with the manifest's, when its end is reached.
         storage_options: Passed to fsspec, for object storage; its configuration and the environment fill in.
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
-        cache: Keeps remote shards in a local folder.
 
     Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB; label as in `ImageDataset`: an int; for
         floats a float32 tensor (), for vectors a tensor (C,), for captions a string, or what the JSON holds. It can
@@ -730,12 +733,11 @@ def read_shards(
 
     Taught in: notebooks/08b_shard_order.ipynb
     """
+    refuse_removed("read_shards", removed)
     register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)
-    if cache is not None and not isinstance(cache, ShardCache):
-        raise WrongTypeError(f"cache must be a ShardCache, such as lk.ShardCache('cache', 10**12), got {cache!r:.100}")
     shards = find_shards(urls, verify=verify, storage_options=storage_options or {})
-    shards = replace(shards, reads_in_flight=reads_in_flight, cache=cache)
+    shards = replace(shards, reads_in_flight=reads_in_flight)
     order = EpochOrder(shards, shuffle, shuffle_buffer, shuffle_initial, seed, samples_per_rank)
     return ShardDataset(order, decoder, transform, on_error)

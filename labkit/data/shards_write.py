@@ -21,28 +21,36 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from labkit.data.labels import as_json, check_named, check_same_classes, chosen_keys, labels_of, sizes_of
+from labkit.data.labels import check_same_classes, labeled, sizes_of
 from labkit.data.remote import as_store, reads_ahead
-from labkit.data.stores import Store
+from labkit.data.stores import Store, change_times, changed_since
 from labkit.errors import ArgumentError
-from labkit.util.arguments import require_int, require_local_path, require_seed
+from labkit.util.arguments import (
+    MAX_FILE_VARIABLE,
+    max_file_bytes,
+    require_int,
+    require_local_path,
+    require_seed,
+)
 from labkit.util.files import (
+    IMAGE_SUFFIXES,
     REMEDY,
     atomic_path,
     check_same_job,
     claim_folder,
+    n_images,
     read_record,
     remove_leftovers,
     write_record,
 )
 from labkit.util.parallel import map_items
 from labkit.util.process import progress_bar
-from labkit.util.strings import PackedStrings
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # folder of the settings and of a row for each finished shard, until there is a manifest
 
 # What labels are, as the manifest says in `labels`, unless they are class numbers; and the suffix of their members.
+# Texts and objects are in shards of earlier versions, which `read_shards` still reads.
 LABEL_SUFFIXES = {"classes": "cls", "texts": "txt", "numbers": "json", "objects": "json"}
 
 _MANIFEST_KEYS, _ROW_KEYS = {"settings", "classes", "n_samples", "shards"}, {"name", "n_samples", "n_bytes", "sha256"}
@@ -86,10 +94,10 @@ def write_shards(
     """Pack the images of a store into tars that WebDataset, `labkit.read_shards` and Hugging Face `datasets` read.
 
     Each sample is two members: `<key>.cls` with the label, and `<key>.jpg`, the image byte for byte (dots in keys:
-    `labkit.data.shards_write.member_names`). Captions are in a `<key>.txt` instead, and labels that are neither in a
-    `<key>.json`. `manifest.json`, written last, has the class names, and count, bytes and SHA-256 of each shard. The
+    `labkit.data.shards_write.member_names`). Labels that are not one integer for each image are in a `<key>.json`
+    instead. `manifest.json`, written last, has the class names, and count, bytes and SHA-256 of each shard. The
     same images, labels and settings give the same bytes, for any engine and number of workers. After a kill, a rerun
-    verifies what is there and writes the rest::
+    verifies what is there and writes the rest; an image that was replaced since is an error::
 
         lk.write_shards(lk.FolderStore("photos"), "shards", max_bytes=256_000_000, seed=0)
 
@@ -99,33 +107,33 @@ def write_shards(
         max_count: Most samples in a shard.
         max_bytes: Largest size of a shard's file; only a single image that is larger exceeds it.
         seed: Shuffle the images once, so that classes mix. None keeps the order of `store.keys()`.
-        classes, labels, keys: As for `ImageDataset`; the manifest has the classes. What are no numbers or strings must
-            be what JSON holds.
+        classes, labels, keys: As for `ImageDataset`; the manifest has the classes.
         engine, num_workers, address, progress: As in `labkit.map_items`; one item is one shard.
 
     Returns:
         `root` as a Path.
 
     Raises:
-        TypeError, ValueError: a limit is below 1, labels, keys or folders cannot be used (see `ImageDataset`), or
-            `root` holds something else; names the folder and the remedy.
+        TypeError, ValueError: a limit is below 1; labels, keys or folders cannot be used (see `ImageDataset`); an image
+            has a name or a size that `read_shards` would refuse; or `root` holds something else. Names the remedy.
         ItemErrors: some shards could not be written; the others are.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
-    check_named(labels, keys)
     store, root = as_store(store), require_local_path("root", root)
     max_count, max_bytes = require_int("max_count", max_count), require_int("max_bytes", max_bytes)
     seed = None if seed is None else require_seed(seed)
 
-    keys = list(chosen_keys(store, keys))
-    classes, labels = labels_of(keys, classes, labels=labels, source=store)
+    chosen, classes, labels = labeled(store, keys, classes, labels)
+    keys = list(chosen)
     kind, texts = _label_texts(labels)
     sizes = sizes_of(store, keys)
     if sizes is None:
         shown = progress_bar(keys, show=progress, desc="sizes", unit="image")
         sizes = [len(read()) for _, read in zip(shown, reads_ahead(store, keys), strict=True)]
-    columns = zip(keys, member_names(keys), sizes, texts, strict=True)
+    members = member_names(keys)
+    _check_members(keys, members, sizes)
+    columns = zip(keys, members, sizes, texts, strict=True)
     samples = [Sample(*column, LABEL_SUFFIXES[kind]) for column in columns]
     if seed is not None:
         samples = [samples[position] for position in np.random.default_rng(seed % 2**64).permutation(len(samples))]
@@ -141,10 +149,14 @@ def write_shards(
     }
 
     known_rows = _read_known_rows(root, settings, classes)
+    times = change_times(store) if known_rows else {}
     remove_leftovers(root)  # of runs that were killed; a run that goes on keeps its own
     parts = _split_into_shards(samples, max_count, max_bytes)
     names = [f"shard-{number:06d}.tar" for number in range(len(parts))]
-    items = [(name, part, known_rows.get(name)) for name, part in zip(names, parts, strict=True)]
+    items = [
+        (name, part, known_rows.get(name), bool(changed_since(root / name, (each.store_key for each in part), times)))
+        for name, part in zip(names, parts, strict=True)
+    ]
     rows = map_items(
         partial(_make_shard, store, root),
         items,
@@ -206,15 +218,10 @@ def _read_known_rows(root: Path, settings: dict, classes: list[str]) -> dict[str
     return {row["name"]: row for row in rows}
 
 
-def _label_texts(labels: Any) -> tuple[str, list[str]]:
-    """What labels are, one of `LABEL_SUFFIXES`, and the text of each."""
-    if isinstance(labels, PackedStrings):
-        return "texts", list(labels)
-    if not isinstance(labels, np.ndarray):
-        return "objects", list(map(as_json, labels))
-    if labels.ndim == 1 and labels.dtype == np.int64:
-        return "classes", list(map(str, labels.tolist()))
-    return "numbers", list(map(as_json, labels))
+def _label_texts(labels: np.ndarray) -> tuple[str, list[str]]:
+    """What labels are, "classes" or "numbers", and the text of each."""
+    is_class = labels.ndim == 1 and labels.dtype == np.int64
+    return "classes" if is_class else "numbers", list(map(json.dumps, labels.tolist()))
 
 
 def member_names(keys: Iterable[str]) -> list[str]:
@@ -235,6 +242,31 @@ def member_names(keys: Iterable[str]) -> list[str]:
             name = f"{name.replace('.', '%2E')}.{suffix.lower()}"
         names.append(folder + slash + name)
     return names
+
+
+def _check_members(keys: list[str], members: list[str], sizes: Sequence[int]) -> None:
+    """Refuse, before anything is written, what `read_shards` would refuse."""
+    samples, limit = Counter(map(_sample_of, members)), max_file_bytes()
+    no_suffix = [key for key, name in zip(keys, members, strict=True) if not name.endswith(IMAGE_SUFFIXES)]
+    twice = [key for key, name in zip(keys, members, strict=True) if samples[_sample_of(name)] > 1]
+    large = [key for key, size in zip(keys, sizes, strict=True) if size > limit]
+    for wrong, what, remedy in (
+        (no_suffix, "a name without a suffix of an image", f"give each one of {', '.join(IMAGE_SUFFIXES)}"),
+        (twice, "the name of another", "let the store name each once"),
+        (large, f"more than {limit} bytes", f"set {MAX_FILE_VARIABLE}, here and where they are read"),
+    ):
+        if wrong:
+            has = "has" if len(wrong) == 1 else "have"
+            raise ArgumentError(
+                f"{n_images(len(wrong))} of {len(keys)} {has} {what}, such as {wrong[0]!r}, and read_shards would "
+                f"refuse the shard: {remedy}, or leave these images out by keys="
+            )
+
+
+def _sample_of(member: str) -> str:
+    """The key of a member's sample: what is left of its name's first dot."""
+    folder, slash, name = member.rpartition("/")
+    return folder + slash + name.partition(".")[0]
 
 
 def _escape(key: str) -> str:
@@ -280,13 +312,17 @@ def _header(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | None]) -> dict:
-    """Write one shard, unless it is there as its known row says; returns its row of the manifest."""
-    name, samples, known = item
+def _make_shard(store: Store, root: Path, item: tuple[str, list[Sample], dict | None, bool]) -> dict:
+    """Write one shard, unless it is there as its known row says and no image is newer; returns its row of the manifest.
+
+    One that is newer is compared by what it gives: the bytes of the shard are those of its images.
+    """
+    name, samples, known, is_stale = item
     path = root / name
-    if known and path.is_file() and path.stat().st_size == known["n_bytes"] and _sha256_of(path) == known["sha256"]:
+    is_whole = known and path.is_file() and path.stat().st_size == known["n_bytes"]
+    if known and is_whole and not is_stale and _sha256_of(path) == known["sha256"]:
         return known
-    with atomic_path(path) as partial_path:
+    with atomic_path(path, dated=True) as partial_path:
         _write_tar(partial_path, samples, store)
         n_bytes, sha256 = partial_path.stat().st_size, _sha256_of(partial_path)
         row = {"name": name, "n_samples": len(samples), "n_bytes": n_bytes, "sha256": sha256}

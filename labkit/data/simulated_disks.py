@@ -4,14 +4,16 @@ import ctypes
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from labkit.data.blobs import Extent, allow_requests
 from labkit.data.remote import as_store
-from labkit.data.stores import HasExtents, Store
+from labkit.data.stores import HasExtents, Store, folders_without_image, read_bytes
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_a
 from labkit.util.files import SharedFile, acquire_lock
@@ -97,9 +99,28 @@ class SimulatedStore:
     def __len__(self) -> int:
         return len(self.keys())
 
+    @property
+    def sorts_keys(self) -> bool:
+        """As of the other store."""
+        return getattr(self.store, "sorts_keys", False)
+
+    @property
+    def labels(self) -> Sequence[Any] | None:
+        """The other store's, which are not of the images' bytes; None if it has none."""
+        return getattr(self.store, "labels", None)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """As of the other store."""
+        return getattr(self.store, "classes", None)
+
     def keys(self) -> Sequence[str]:
         """The other store's keys, without delay."""
         return self.store.keys()
+
+    def folders_without_image(self) -> dict[str, Counter[str]]:
+        """Those of the other store, if it can tell them."""
+        return folders_without_image(self.store)
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let the other store answer `n_at_once` requests at a time."""
@@ -107,7 +128,7 @@ class SimulatedStore:
 
     def read(self, key: str) -> bytes:
         """The other store's bytes, when the disk would have them."""
-        data = self.store.read(key)
+        data = read_bytes(self.store, key)
         extents = [Extent(key, 0, len(data), opens=True)]
         if isinstance(self.store, HasExtents):
             extents = list(self.store.extents(key, first=next(self._reads()) == 0))

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from labkit.data.decode import PixelLimit
 from labkit.data.headers import Header, Size, read_header
 from labkit.errors import MissingFileError
 from labkit.util.arguments import require_int, require_local_path
@@ -66,7 +68,7 @@ def read_headers(paths: list[str], *, num_workers: int | None = None, progress: 
     _, rotating = disk_under(paths[0])
     readers = choose_readers(wall_s, cpu_s, len(remaining), rotating=rotating, cores=cores, num_workers=num_workers)
     batches = map_items(
-        _read_batch,
+        partial(_read_batch, limit=PixelLimit()),
         [remaining[at : at + _BATCH_SIZE] for at in range(0, len(remaining), _BATCH_SIZE)],
         engine=readers.engine,
         num_workers=readers.n_workers,
@@ -78,7 +80,8 @@ def read_headers(paths: list[str], *, num_workers: int | None = None, progress: 
     return headers + [header for batch in batches for header in batch]
 
 
-def _read_batch(paths: list[str]) -> list[Header]:
+def _read_batch(paths: list[str], limit: PixelLimit | None = None) -> list[Header]:
+    """The headers, under the limit of pixels that came along."""
     return [read_header(path) for path in paths]
 
 

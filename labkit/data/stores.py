@@ -1,18 +1,20 @@
 """What a store is: named bytes, such as the image files in a folder. Decoding is in `labkit.data.decode`."""
 
 import errno
+import math
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from labkit.data.blobs import Extent, evict
-from labkit.errors import MissingFileError, MissingKeyError
-from labkit.util.arguments import require_a, require_path
+from labkit.errors import MissingFileError, MissingKeyError, WrongTypeError
+from labkit.util.arguments import kind_of, require_a, require_path
 from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
 from labkit.util.strings import PackedStrings
 
@@ -22,10 +24,31 @@ class Store(Protocol):
     """Named bytes. Stores survive fork and pickling (spawn): each process opens its own files on first use."""
 
     def keys(self) -> Sequence[str]:
-        """Names of all images, sorted, with `/` between their parts."""
+        """Names of all images, with `/` between their parts: sorted, or in an order that whoever made it gave."""
 
     def read(self, key: str) -> bytes:
         """Encoded contents of one image. Raises KeyError for an unknown key."""
+
+
+def read_bytes(store: Store, key: str) -> bytes:
+    """The bytes of one image, whatever a store keeps them in. Whoever reads a store reads it here.
+
+    Raises:
+        WrongTypeError: the store gave something else than bytes. And what `store.read` raises.
+    """
+    return as_bytes(store.read(key), key)
+
+
+def as_bytes(data: Any, key: str) -> bytes:
+    """`data` as bytes, copied unless it is that: a bytearray, a memoryview, np.void (as of h5py), an array of uint8."""
+    if isinstance(data, bytes):
+        return data
+    array = None if isinstance(data, str | list | tuple) else np.asarray(data)
+    if array is not None and (
+        array.dtype.kind == "V" if array.ndim == 0 else array.dtype == np.uint8 and array.ndim == 1
+    ):
+        return array.tobytes()
+    raise WrongTypeError(f"{key!r} must lead to the bytes of an image file, got {kind_of(data)}")
 
 
 @runtime_checkable
@@ -34,6 +57,32 @@ class HasSizes(Protocol):
 
     def sizes(self) -> np.ndarray:
         """Bytes of each image, int64, in the order of `keys()`."""
+
+
+@runtime_checkable
+class HasTimes(Protocol):
+    """A store that knows when its images were last changed."""
+
+    def changed_at(self) -> np.ndarray:
+        """Seconds since 1970, float64, in the order of `keys()`; NaN where that is unknown."""
+
+
+def change_times(store: Store) -> dict[str, float]:
+    """When each image was last changed, in seconds since 1970; empty if the store does not know."""
+    return dict(zip(store.keys(), store.changed_at().tolist(), strict=True)) if isinstance(store, HasTimes) else {}
+
+
+def changed_since(path: Path, keys: Iterable[str], times: Mapping[str, float]) -> list[str]:
+    """Those of some images that were changed since a file was begun that was made of them; none without such a file.
+
+    The file's time is that of its beginning (`atomic_path`, `dated`). An image may be the same all the same, as after a
+    copy of its folder: what it gives has to be compared.
+    """
+    try:
+        began_s = os.stat(path).st_mtime
+    except FileNotFoundError:
+        return []
+    return [key for key in keys if times.get(key, math.nan) >= began_s]
 
 
 @runtime_checkable
@@ -50,13 +99,18 @@ class ListedStore(ABC):
     Args:
         name: Where it reads from, for messages; holds no credentials.
         ignore: Suffixes to leave out.
+
+    Attributes:
+        sorts_keys: Whether names are found and sorted, so that nobody gave their order. See `labels` of `ImageDataset`.
     """
 
+    sorts_keys = True
     _keys: PackedStrings | None = None
     _if_empty = "holds no image"
 
     def __init__(self, name: str, ignore: str | Iterable[str] = ()):
         self.name, self._ignore = name, checked_suffixes(ignore)
+        self._folders: dict[str, Counter[str] | None] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self)} images)"
@@ -72,15 +126,37 @@ class ListedStore(ABC):
             ValueError: there are images of other formats, such as GIF, that `ignore` does not name; counts them.
         """
         if self._keys is None:
-            keys = PackedStrings(sorted(self._list_keys()))
+            keys = PackedStrings(sorted(self._list_keys()) if self.sorts_keys else self._list_keys())
             if not keys:
-                raise MissingFileError(f"{self.name} {self._if_empty}")
+                raise MissingFileError(f"{self.name} {self._why_empty()}")
             self._keys = keys
         return self._keys
 
+    def _why_empty(self) -> str:
+        """What there is in place of images, and what to do, where there are none."""
+        return self._if_empty
+
+    def folders_without_image(self) -> dict[str, Counter[str]]:
+        """The first folders in which no key is: how many files of each suffix there are in it, `""` for none."""
+        self.keys()
+        return {folder: found for folder, found in sorted(self._folders.items()) if found is not None}
+
+    def changed_at(self) -> np.ndarray:
+        """When each image was last changed, in seconds since 1970, float64, in the order of `keys()`; NaN if unknown.
+
+        Of a local file that is the time of its inode, which neither a copy nor a renaming keeps, as they may keep the
+        time of modification.
+        """
+        return np.full(len(self), os.stat(self.name).st_ctime if os.path.isfile(self.name) else np.nan)
+
     @abstractmethod
     def _list_keys(self) -> Iterable[str]:
-        """Keys of all images, in any order."""
+        """Keys of all images, in any order. `images_among` notes in `_folders` where there are none."""
+
+
+def folders_without_image(source: Any) -> dict[str, Counter[str]]:
+    """The first folders of a store without an image in them, as `ListedStore.folders_without_image` gives them."""
+    return source.folders_without_image() if hasattr(source, "folders_without_image") else {}
 
 
 def _read_whole(descriptor: int, size: int) -> bytes:
@@ -92,6 +168,9 @@ def _read_whole(descriptor: int, size: int) -> bytes:
     while parts[-1]:
         parts.append(os.read(descriptor, 1 << 20))
     return b"".join(parts)
+
+
+_PACKED = (".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".lz4", ".lz", ".z", ".zip", ".7z", ".rar")
 
 
 class FolderStore(ListedStore):
@@ -162,11 +241,18 @@ class FolderStore(ListedStore):
         """Bytes of each file, int64, in the order of `keys()`."""
         return np.fromiter(map(self._size, self.keys()), np.int64, len(self))
 
+    def changed_at(self) -> np.ndarray:
+        """When each file was last changed or put there, in seconds since 1970, float64, in the order of `keys()`."""
+        return np.fromiter((self._status(key).st_ctime for key in self.keys()), np.float64, len(self))
+
     def extents(self, key: str, first: bool) -> Iterator[Extent]:
         """What a disk does for `read(key)`, for `SimulatedStore`: it opens one file and reads its bytes."""
         yield Extent(self._path(key), 0, self._size(key), opens=True)
 
     def _size(self, key: str) -> int:
+        return self._status(key).st_size
+
+    def _status(self, key: str) -> os.stat_result:
         try:
             status = os.stat(self._path(key))
         except OSError as error:
@@ -177,7 +263,7 @@ class FolderStore(ListedStore):
             raise MissingFileError(f"{key!r} under {self.root} {state}, or list the folder again without it") from error
         if not stat.S_ISREG(status.st_mode):
             raise MissingFileError(f"{key!r} under {self.root} is not a file, but a pipe or the like: move it away")
-        return status.st_size
+        return status
 
     def _path(self, key: str) -> str:
         require_a(str, "key", key, "one of the store's keys(), a string")
@@ -186,7 +272,22 @@ class FolderStore(ListedStore):
         return os.path.join(self.root, path_from_key(key))
 
     def _list_keys(self) -> Iterator[str]:
-        return images_among(self._list_files(), self._ignore, self.name)
+        return images_among(self._list_files(), self._ignore, self.name, self._folders)
+
+    def _why_empty(self) -> str:
+        files = [name.rpartition("/")[2].lower() for name in self._list_files() if not name.endswith("/")]
+        counts = Counter(os.path.splitext(name)[1] or "without suffix" for name in files)
+        if not counts:
+            return self._if_empty
+        found = f"{self._if_empty}, but {', '.join(f'{number} {suffix}' for suffix, number in counts.most_common(5))}"
+        if ".parquet" in counts:
+            return (
+                f"{found}: one Parquet file is opened by its own path; join several before, as "
+                "pyarrow.parquet.write_table(pyarrow.parquet.read_table(folder), 'photos.parquet')"
+            )
+        if any(name.endswith(_PACKED) for name in files):
+            return f"{found}: open one by its own path, whose error says how to unpack it"
+        return found
 
     def _list_files(self) -> Iterator[str]:
         for folder in walk(self.root):
@@ -194,3 +295,5 @@ class FolderStore(ListedStore):
                 raise folder.error
             # A link to nothing is a key, too: reading it says so.
             yield from (key_from_name(folder.prefix + name) for name in (*folder.files, *folder.broken))
+            if not folder.prefix:
+                yield from (key_from_name(f"{name}/") for name in folder.folders)

@@ -10,12 +10,13 @@ import json
 import os
 import posixpath
 import re
-import shlex
 import tarfile
 import warnings
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -38,6 +39,7 @@ from labkit.data.blobs import (
 )
 from labkit.data.stores import ListedStore
 from labkit.data.tar_stream import (
+    TAR_SUFFIXES,
     TarWarning,
     check_end,
     damage_error,
@@ -46,16 +48,17 @@ from labkit.data.tar_stream import (
     plain_name,
     read_header,
     reading,
+    unpacking_command,
 )
-from labkit.errors import MissingKeyError, StorageError, TarError
+from labkit.errors import ArgumentError, MissingKeyError, StorageError, TarError
 from labkit.util.arguments import require_choice, require_path
-from labkit.util.files import images_among, write_atomic
+from labkit.util.files import images_among, n_images, write_atomic
 from labkit.util.machine import labkit_home
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
 SUFFIX = ".labkit-index.npz"
-_VERSION = 3
+_VERSION = 4
 _BLOCK = tarfile.BLOCKSIZE
 _DANGLING, _SPARSE = -1, -2  # in place of an offset
 _MAX_LINKS = 40  # that lead to each other; Linux follows as many
@@ -76,11 +79,15 @@ class TarStore(ListedStore):
         TarError: the tar is compressed, cut or damaged, goes on after its end mark, or is not a tar; names the remedy.
             Raised on first use. Also by `read` for a member that is stored as a sparse file.
         ValueError: another mode; or the tar holds images that labkit does not decode and `ignore` does not name (on the
-            first call of `keys()`).
+            first call of `keys()`); or, on the first look at `labels`, these are texts, images lack one, several share
+            one, or one is no number.
         TypeError: options for a place that takes none.
 
     Warns, on first use:
         TarWarning: members may be missing: there is no end mark, or it is followed by more zeros than fill a record.
+
+    Labels, as WebDataset has them, are the numbers in the `.cls` members beside the images; or if there are none, those
+    in `.json`. Texts in `.txt` members are what `lk.read_shards` gives. Without such members, classes are the folders.
 
     Keys have no leading `./`; `read` takes them with or without. A link gives its target's bytes. The index is built
     again when the tar's size or modification time has changed; it may be deleted at any time.
@@ -127,11 +134,27 @@ class TarStore(ListedStore):
             raise MissingKeyError(f"{key!r} is a link to a file that is not in {self.name}")
         if offset == _SPARSE:
             raise TarError(f"{self.name}: {key!r} is stored as a sparse file: unpack the tar by `tar -xf`")
+        return self._read_at(key, offset, size)
+
+    def _read_at(self, key: str, offset: int, size: int) -> bytes:
         with reading(self.name):
             data = self._blob.read_at(offset, size)
         if len(data) != size:
             raise TarError(f"{self.name} was cut after its headers were read: {key!r} lacks its end")
         return data
+
+    @cached_property
+    def labels(self) -> Sequence[Any] | None:
+        """The label of each image, in the order of `keys()`; None if the tar holds none."""
+        keys, index = self.keys(), self._index()
+        places = label_places(index, keys)
+        suffix = label_suffix(places)
+        of_suffix = list(map(tuple, places[:, LABEL_SUFFIXES.index(suffix or ".cls")].tolist()))
+        n_at_once = 1 if isinstance(self._blob, LocalBlob) else _LABELS_AT_ONCE
+        self.allow_requests(n_at_once)
+        return read_labels(
+            self.name, keys, suffix, of_suffix, lambda key, place: self._read_at(key, *place), n_at_once=n_at_once
+        )
 
     def allow_requests(self, n_at_once: int) -> None:
         """Let a server be asked for `n_at_once` members at a time. Call it before the first read."""
@@ -154,8 +177,92 @@ class TarStore(ListedStore):
         row = index.row(plain_name(key))
         yield Extent(self.name, index.offsets[row].item(), index.sizes[row].item(), opens=first)
 
+    def _why_empty(self) -> str:
+        tars = [name for name in self.names() if name.lower().endswith(TAR_SUFFIXES)]
+        if not tars:
+            return super()._why_empty()
+        return (
+            f"holds {len(tars)} tar{'s' * (len(tars) > 1)}, such as {tars[0]!r}, and no image: unpack it by `tar -xf`, "
+            "and then the tars, each into a folder of its own: python data_scripts/extract_tars.py FOLDER TAR..."
+        )
+
     def _list_keys(self) -> Iterator[str]:
-        return images_among(self.names(), self._ignore, self.name)
+        index = self._index()
+        names = chain(index.names, (f"{folder}/" for folder in index.folders))
+        return images_among(names, self._ignore, self.name, self._folders)
+
+
+# Labels, which lie beside their images: WebDataset's members with the name of the image up to its first dot.
+
+_LABELS_AT_ONCE = 32  # of a distant tar, where each takes a request
+LABEL_SUFFIXES = [".cls", ".txt", ".json"]  # the first of these that there is, as for `read_shards`
+
+
+def label_places(index: "TarIndex", images: Sequence[str]) -> np.ndarray:
+    """Offset and size of the members beside each image, one of each suffix: int64 (images, suffixes, 2), or -1."""
+    rows = {name: row for row, name in enumerate(index.names) if name.endswith(tuple(LABEL_SUFFIXES))}
+    parted = (image.rpartition("/") for image in images)
+    stems = (folder + slash + name.partition(".")[0] for folder, slash, name in parted)
+    found = [[rows.get(stem + suffix, -1) for suffix in LABEL_SUFFIXES] for stem in stems]
+    chosen = np.array(found, np.int64).reshape(len(images), len(LABEL_SUFFIXES))
+    places = np.stack([index.offsets[chosen], index.sizes[chosen]], axis=-1)
+    return np.where(chosen[..., None] < 0, -1, places)
+
+
+def label_suffix(places: np.ndarray) -> str | None:
+    """The suffix of the members that are labels, of those that `label_places` found."""
+    return next((suffix for n, suffix in enumerate(LABEL_SUFFIXES) if (places[:, n, 0] >= 0).any()), None)
+
+
+def read_labels(
+    name: str,
+    keys: Sequence[str],
+    suffix: str | None,
+    places: Sequence[tuple[int, ...]],
+    read: Callable[[str, tuple[int, ...]], bytes],
+    *,
+    n_at_once: int = 1,
+) -> list[Any] | None:
+    """The labels in the members of one suffix, a number or what JSON holds for each image; None without a suffix.
+
+    Args:
+        name: Of the tar or the folder of tars, for messages.
+        places: Of each image's member: perhaps a number of a tar, then its offset, which is -1 without one, and size.
+        read: Gives a member's bytes.
+        n_at_once: How many to read at a time.
+    """
+    rest = (
+        "pass labels= of your own, such as labels=lambda key: key.partition('/')[0] for the folders, or classes=[] if "
+        "labels are not used"
+    )
+    if suffix is None:
+        return None
+    if suffix == ".txt":
+        raise ArgumentError(f"the labels in {name} are texts, in .txt members, which lk.read_shards gives: {rest}")
+    if lacking := [row for row, (*_, offset, _) in enumerate(places) if offset < 0]:
+        raise ArgumentError(
+            f"{n_images(len(lacking))} of {len(places)} in {name}, such as {keys[lacking[0]]!r}, have no {suffix} "
+            f"member: {rest}"
+        )
+    if len(set(places)) < len(places):
+        [(place, _)] = Counter(places).most_common(1)
+        several = [keys[row] for row, other in enumerate(places) if other == place]
+        raise ArgumentError(
+            f"{' and '.join(map(repr, several[:2]))} in {name} are images of one sample, with one {suffix} member: "
+            f"leave the others out, as lk.open_store(root, ignore='.png'), or {rest}"
+        )
+    labels: list[Any] = [None] * len(places)
+    order = sorted(range(len(places)), key=places.__getitem__)  # as they lie on the disk
+    with ThreadPoolExecutor(n_at_once, "labkit-labels") as pool:
+        reads = (pool.map if n_at_once > 1 else map)(lambda row: read(keys[row], places[row]), order)
+        for row, data in zip(order, reads, strict=True):
+            try:
+                labels[row] = int(data) if suffix == ".cls" else json.loads(data)
+            except ValueError:
+                raise ArgumentError(
+                    f"{name} has {data[:20]!r} as the {suffix} member of {keys[row]!r}, which is no label: {rest}"
+                ) from None
+    return labels
 
 
 # The index.
@@ -170,12 +277,14 @@ class TarIndex:
         offsets: int64; -1 for a link that leads nowhere, -2 for a sparse file.
         sizes: int64 bytes.
         doubt: Why members may be missing at the end of the tar; "" if nothing says so.
+        folders: First folders of the tar in which no member with data is.
     """
 
     names: PackedStrings
     offsets: np.ndarray
     sizes: np.ndarray
     doubt: str = ""
+    folders: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -231,6 +340,7 @@ def build_index(blob: Blob) -> TarIndex:
     n_bytes = blob.fingerprint()[0]
     found: dict[str, tuple[int, int]] = {}  # name -> offset and size; of several with one name the last counts
     links: dict[str, str] = {}  # symbolic link -> the name that it leads to
+    folders: set[str] = set()
     offset, last = 0, ""  # of the next header; the member before it
     with (
         # One request fetches the headers of many small members.
@@ -242,7 +352,7 @@ def build_index(blob: Blob) -> TarIndex:
             raise TarError(
                 f"{blob.name} is compressed ({program}): no member can be read without unpacking all before it. "
                 f"{'Download and convert' if is_url(blob.name) else 'Convert'} it: "
-                f"python -m labkit convert {shlex.quote(place)} {shlex.quote(place + '.tar')}"
+                f"{unpacking_command(program, blob.name, place)}"
             )
         file.seek(0)
         tar = open_tar(file, blob.name)
@@ -263,6 +373,7 @@ def build_index(blob: Blob) -> TarIndex:
                 name, start, end, size = plain_name(info.name), info.offset_data, tar.offset, 0
                 if info.isdir() or info.isdev():
                     entry = None
+                    folders |= {name.partition("/")[0]} if info.isdir() else set()
                 elif info.islnk():  # its target precedes it
                     earlier = plain_name(info.linkname)
                     entry, target = found.get(earlier, (_DANGLING, 0)), links.get(earlier)
@@ -292,7 +403,8 @@ def build_index(blob: Blob) -> TarIndex:
         found[name] = found.get(target, (_DANGLING, 0)) if target not in links else (_DANGLING, 0)
     names = sorted(found)
     places = np.fromiter(chain.from_iterable(map(found.__getitem__, names)), np.int64).reshape(-1, 2)
-    return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt)
+    folders -= {name.partition("/")[0] for name in names if "/" in name} | {"", "."}
+    return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt, sorted(folders))
 
 
 # Mode, owner, group, time and device as common writers write them; anything else is left to `tarfile`.
@@ -336,7 +448,7 @@ def _index_paths(blob: Blob) -> list[Path]:
 
 def _dump(index: TarIndex, stamp: tuple[int, str]) -> bytes:
     block, ends = index.names.arrays()
-    about, buffer = json.dumps([_VERSION, *stamp, index.doubt]).encode(), io.BytesIO()
+    about, buffer = json.dumps([_VERSION, *stamp, index.doubt, index.folders]).encode(), io.BytesIO()
     np.savez(
         buffer,
         about=np.frombuffer(about, np.uint8),
@@ -352,9 +464,9 @@ def _load(path: Path, stamp: tuple[int, str]) -> TarIndex | None:
     """The stored index; None if there is none, or it is of another tar or version, or damaged."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            *found, doubt = json.loads(stored["about"].tobytes())
+            *found, doubt, folders = json.loads(stored["about"].tobytes())
             names = PackedStrings.from_arrays(stored["block"], stored["ends"])
-            index = TarIndex(names, stored["offsets"], stored["sizes"], doubt)
+            index = TarIndex(names, stored["offsets"], stored["sizes"], doubt, folders)
     except Exception:  # damaged files make zipfile, NumPy and json raise almost anything
         return None
     is_whole = index.offsets.shape == index.sizes.shape == (len(names),)

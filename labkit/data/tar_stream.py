@@ -11,6 +11,7 @@ import io
 import lzma
 import os
 import re
+import shlex
 import tarfile
 import warnings
 from collections import deque
@@ -30,7 +31,16 @@ MAX_HEADER_BYTES = 1 << 20
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Endings of the names of tars that labkit reads, plain and compressed."""
 
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4",
+    b"LZIP": "lzip", b"\x1f\x9d": "compress", b"PK\x03\x04": "zip", b"7z\xbc\xaf\x27\x1c": "7-zip", b"Rar!": "rar",
+}  # fmt: skip
+# Of programs whose files labkit does not unpack itself: `{}` is the file, and `{}.tar` the tar that is made of it.
+_COMMANDS = {
+    "zstd": "zstd -d {} -o {}.tar", "lz4": "lz4 -d {} {}.tar", "lzip": "lzip -d -o {}.tar {}",
+    "compress": "uncompress -c < {} > {}.tar", "zip": "unzip {} -d {}.folder", "7-zip": "7z x {} -o{}.folder",
+    "rar": "unrar x {} {}.folder/",
+}  # fmt: skip
 _UNPACKERS: dict[str, Callable[[Any], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file),
     "bzip2": bz2.BZ2File,
@@ -86,15 +96,27 @@ def plain_name(name: str) -> str:
 
 
 def find_compression(head: bytes) -> str:
-    """The program that compressed a file that begins with `head`; "" if it is not compressed."""
+    """The program that compressed or archived a file that begins with `head`; "" if it is not compressed."""
     return next((program for magic, program in _COMPRESSIONS.items() if head.startswith(magic)), "")
+
+
+def unpacking_command(program: str, name: str, place: str | None = None) -> str:
+    """What to run where a file that `program` made is to become a plain tar, or a folder.
+
+    Args:
+        place: The file's path, if it is not `name`.
+    """
+    path = shlex.quote(name if place is None else place)
+    if program in _UNPACKERS:
+        return f"python -m labkit convert {path} {shlex.quote((name if place is None else place) + '.tar')}"
+    return _COMMANDS[program].replace("{}.", path + ".").replace("{}", path)
 
 
 def _open_unpacked(file: io.BufferedReader, name: str) -> Any:
     """The unpacked stream of an open file; None if it is not compressed. TarError if labkit cannot unpack it."""
     program = find_compression(file.peek(8))
     if program and program not in _UNPACKERS:
-        raise TarError(f"{name} is compressed by {program}: unpack it by `{program} -d {name}`")
+        raise TarError(f"{name} is compressed by {program}: unpack it by `{unpacking_command(program, name)}`")
     return _UNPACKERS[program](file) if program else None
 
 
@@ -318,7 +340,9 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
         with reading(name):
             stream = _open_unpacked(file, name)
         if stream is None:
-            raise TarError(f"{name} is not compressed: use it as it is")
+            with TarStream(source) as tar:  # raises an error if it is none
+                next(iter(tar), None)
+            raise TarError(f"{name} is a tar that is not compressed: use it as it is")
         with file_lock(sibling_path(target, ".lock", hidden=True)):  # two at once: the second finds the target
             if target.exists():
                 raise FileExistsError(f"{target} exists: choose another name, or move that file away")

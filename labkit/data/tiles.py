@@ -32,14 +32,14 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from labkit.data.decode import MAX_PIXELS, decode, open_image
+from labkit.data.decode import decode, max_pixels, open_image
 from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
-from labkit.data.stores import HasSizes, Store
+from labkit.data.stores import HasSizes, Store, change_times, changed_since, folders_without_image, read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_int, require_local_path
-from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
+from labkit.util.files import atomic_path, claim_folder, path_from_key, write_record
 from labkit.util.parallel import map_items
 from labkit.util.pictures import encode_image
 
@@ -286,7 +286,7 @@ def tile_jpegs(
     No pixel changes, and EXIF, ICC profile and comments stay. What follows the picture in its file, such as the video
     of a motion photo, is left out. The codes are optimized on the way, which takes as many bytes off as markers and
     table add. Progressive photos become sequential ones. Each file is written whole, and a rerun goes on with what is
-    there. `write_shards` makes shards of the folder.
+    there, and makes anew what was replaced since. `write_shards` makes shards of the folder.
 
     With `short_side` the photos are made small as well: decoded, turned upright, resized with antialiasing as
     `PixelStore.build` does, and encoded with markers at once, which needs neither jpegtran nor libturbojpeg. Gray stays
@@ -326,9 +326,12 @@ def tile_jpegs(
     sizes = store.sizes().tolist() if isinstance(store, HasSizes) else []
     digest = hashlib.sha256("\0".join([*keys, *map(str, sizes)]).encode(errors="surrogateescape"))
     origin = {"names_and_sizes_sha256": digest.hexdigest(), **settings}
+    times = change_times(store) if (root / MANIFEST).exists() else {}
     claim_folder(root, MANIFEST, {"source": origin}, what="tiled images", key="source")
+    for folder in folders_without_image(store):  # a class whose images labkit does not read is one there, too
+        (root / path_from_key(folder)).mkdir(exist_ok=True)
     reasons = map_items(
-        partial(_tile, store, root, make), keys, engine="threads", num_workers=num_workers, progress=progress,
+        partial(_tile, store, root, make, times), keys, engine="threads", num_workers=num_workers, progress=progress,
         description="tiles", unit="image",
     )  # fmt: skip
     copied = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason}
@@ -361,17 +364,20 @@ class _CannotTile(Exception):
     """Why a file stays as it is."""
 
 
-def _tile(store: Store, root: Path, make: _Make, key: str) -> str:
-    """Write one image, unless it is there; returns why it is not tiled, or nothing."""
+def _tile(store: Store, root: Path, make: _Make, times: dict[str, float], key: str) -> str:
+    """Write one image, unless it is there and not older than its source; returns why it is not tiled, or nothing."""
     path = root / path_from_key(key)
-    if path.exists() and (tiling := tiling_of(path.read_bytes())) and tiling.head.table:
+    is_there = path.exists() and not changed_since(path, [key], times)
+    if is_there and (tiling := tiling_of(path.read_bytes())) and tiling.head.table:
         return ""
-    data, reason = store.read(key), ""
-    try:
-        made = make(data)
-    except _CannotTile as error:
-        made, reason = data, str(error)
-    write_atomic(path, made)
+    reason = ""
+    with atomic_path(path, dated=True) as half:
+        made = data = read_bytes(store, key)
+        try:
+            made = make(data)
+        except _CannotTile as error:
+            reason = str(error)
+        half.write_bytes(made)
     return reason
 
 
@@ -422,8 +428,8 @@ def _restart_interval_of(data: bytes) -> int:
     mcu = _mcu_of(data[frame.start + 6 : frame.start + 6 + 3 * n_components])
     if frame.marker > 0xC2 or n_bits != 8 or mcu is None:
         raise _CannotTile("it is no JPEG of 8 bits with Huffman codes in one or three components")
-    if height * width > MAX_PIXELS:
-        raise _CannotTile(f"it has {height * width} pixels, more than the {MAX_PIXELS} that labkit decodes")
+    if height * width > max_pixels():
+        raise _CannotTile(f"it has {height * width} pixels, more than the {max_pixels():.0f} that labkit decodes")
     interval = restart_interval(width, mcu[1])
     if interval is None:
         raise _CannotTile(

@@ -15,12 +15,11 @@ from torch.utils.data import Sampler, Subset
 from labkit.data.dataset import ImageDataset, Skipped
 from labkit.data.labels import (
     Labeled,
-    check_named,
     check_same_classes,
     chosen_keys,
     chosen_labels,
+    labeled,
     labels_at,
-    labels_of,
 )
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
@@ -261,8 +260,7 @@ class BatchLoader(Labeled, Resumable):
                 numbers = {key: number for number, key in enumerate(source.keys)}
                 rows = np.array([numbers[key] for key in self.keys])
             if labels is not None:
-                check_named(labels, keys)
-                self.classes, self.labels = labels_of(self.keys, classes, labels=labels, source=str(source.path))
+                self.keys, self.classes, self.labels = labeled(source, keys, classes, labels)
             else:
                 if classes is not None:
                     remedy = "build it again, under another name, with the same classes="

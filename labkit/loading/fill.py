@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from labkit.data.dataset import SkipLog
-from labkit.data.decode import MAX_PIXELS, decode, jpeg_orientation
+from labkit.data.decode import decode, jpeg_orientation, max_pixels
 from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
-from labkit.data.stores import Store
+from labkit.data.stores import Store, read_bytes
 from labkit.data.tiles import Tiling, cut, head_of, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
 from labkit.loading.crops import Size, center_crops, flips, random_crops, uniforms
@@ -320,7 +320,7 @@ class _EncodedImage:
         if not is_upright or not self.data.endswith(b"\xff\xd9"):
             return None
         frame = Frame(head.height, head.width) if head else self._decoder.header(self.data)
-        return frame if frame and frame.height * frame.width <= MAX_PIXELS else None
+        return frame if frame and frame.height * frame.width <= max_pixels() else None
 
     def _decode_whole(self) -> np.ndarray:
         if self._whole is None:
@@ -402,7 +402,7 @@ class EncodedFiller:
             raise
 
     def _open_image(self, key: str, read: Future | None) -> _EncodedImage:
-        return _EncodedImage(key, read.result() if read else self._store.read(key), self._local.decoder)
+        return _EncodedImage(key, read.result() if read else read_bytes(self._store, key), self._local.decoder)
 
     def _write_crops(
         self, key: str, part: BatchPart, position: int, image: _EncodedImage, crops: list[list[int]]

@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.data.decode import DECODERS, decode
 from labkit.data.partial_jpeg import is_scalable
-from labkit.data.stores import Store
+from labkit.data.stores import Store, read_bytes
 from labkit.util.arguments import require_choice, require_int
 from labkit.util.machine import usable_cores
 
@@ -75,7 +75,7 @@ def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:
 
 
 def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
-    images = [(key, store.read(key)) for key in store.keys()]  # noqa: SIM118
+    images = [(key, read_bytes(store, key)) for key in store.keys()]  # noqa: SIM118
     return Limit(len(images), _thread_count(num_threads), lambda sizes: images, work, report_every=BATCH)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from labkit.errors import ArgumentError, WrongTypeError
+from labkit.loading.drawing import find_drawing
 from labkit.loading.samplers import LoaderWarning
 from labkit.loading.seeding import AGAIN, derived_seed, find_generators, seed_generator, seed_global_generators
 from labkit.util.arguments import kind_of, require_callable, require_seed
@@ -92,11 +93,12 @@ class OwnTransform:
     Each thread has a copy of the transform of its own, made by cloudpickle. All generators that the copy may draw from
     are seeded before each image from (seed, epoch, index, occurrence), as `lk.make_loader` does it.
 
-    Transforms of Albumentations and of torchvision's v2 run in all threads at once, if there is none of another origin
-    among them, since each copy draws from generators that it alone has. Any other transform may draw from the global
-    ones (`random`, `numpy.random`, torch's), so one thread at a time calls it; if it does not, state that by
-    `transform.draws_globally = False`. No lock keeps a thread of the training itself from drawing at the same moment,
-    so that `BatchLoader` refuses such a transform; `lk.make_loader` takes it, in whose workers nothing else draws.
+    Transforms of Albumentations and of torchvision's v2 run in all threads at once, since each copy draws from
+    generators that it alone has. So do functions and classes of the user's own whose code names nothing that draws from
+    the global ones (`random`, `numpy.random`, torch's), as `labkit.loading.drawing` finds. Any other may draw from
+    these, so one thread at a time calls it; if it does not, state that by `transform.draws_globally = False`. No lock
+    keeps a thread of the training itself from drawing at the same moment, so that `BatchLoader` refuses such a
+    transform; `lk.make_loader` takes it, in whose workers nothing else draws.
 
     Args:
         transform: An Albumentations transform, called with `image=`, uint8 (H, W, 3). Or a function or another object,
@@ -107,6 +109,7 @@ class OwnTransform:
 
     Attributes:
         draws_globally: Whether one thread at a time calls the transform.
+        drawn_by: What in it draws from the global generators, or may, such as "`random.random`"; "" if nothing does.
         moved_by: Name of a transform of Albumentations or torchvision's v2 in it that moves pixels, if there is one.
 
     Raises:
@@ -134,14 +137,17 @@ class OwnTransform:
                 f"each thread has a copy of the transform, and {kind_of(transform)} cannot be copied ({error!r:.200}): "
                 "open files, locks and connections where they are first used"
             ) from error
-        is_known = all(name in _KNOWN_NAMES or name.startswith(_KNOWN_PACKAGES) for name in reader.names)
-        self._has_torchvision = is_known and any(name.startswith("torchvision.") for name in reader.names)
+        self._is_known = all(name in _KNOWN_NAMES or name.startswith(_KNOWN_PACKAGES) for name in reader.names)
+        is_declared = getattr(transform, "draws_globally", None) is False
+        self.drawn_by = "" if self._is_known or is_declared else find_drawing(transform)
+        is_watched = self._is_known or not (is_declared or self.drawn_by)
+        self._has_torchvision = is_watched and any(name.startswith("torchvision.") for name in reader.names)
         moving = (name for name in sorted(reader.names) if name.startswith(_MOVING))
         self.moved_by = next((name.rpartition(".")[2] for name in moving), None)
         self._is_of_pillow = any(name.startswith(_OF_PILLOW) for name in reader.names)
         generators = [find_generators([copy]) for copy in copies]
         is_shared = any(one is other for one in generators[0] for other in generators[1])  # a variable of a module
-        self.draws_globally = is_shared or not (is_known or getattr(transform, "draws_globally", None) is False)
+        self.draws_globally = is_shared or bool(self.drawn_by)
         self._start()
 
     def _start(self) -> None:
@@ -201,7 +207,7 @@ class OwnTransform:
         reason, remedy = "holds Python's lock (GIL)", ""
         if self.draws_globally:
             reason = "may draw from the global random generators, so one thread at a time calls it"
-            remedy = "; or set transform.draws_globally = False, if it does not"
+            remedy = "; or set transform.draws_globally = False, if it does not draw from them"
         warn_caller(
             f"transform= {reason}: of the threads' time, {found.lost_share:.0%} is waiting for it, "
             f"{found.waiting_us:.0f} us an image beside {found.busy_us:.0f} us on a core. Load with lk.make_loader, "
@@ -243,7 +249,7 @@ class _Copy:
         if not own._takes_arrays:
             given: Any = torch.from_numpy(self._planes_of(image))
         else:  # Albumentations' own keep no image
-            given = image.copy() if own.draws_globally else image
+            given = image if own._is_known else image.copy()
         try:
             if own.draws_globally:
                 with _turn():
@@ -277,7 +283,7 @@ class _Copy:
     def _planes_of(self, image: np.ndarray) -> np.ndarray:
         """A copy of an image as planes of red, green and blue, on which torchvision is up to twice as fast."""
         shape = (3, *image.shape[:2])
-        if self._mode is None or self._planes.shape != shape:  # torchvision's own keep no image
+        if not self._own._is_known or self._planes.shape != shape:  # torchvision's own keep no image
             self._planes = np.empty(shape, np.uint8)
         cv2.split(image, list(self._planes))
         return self._planes

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from labkit.data.blobs import allow_requests
-from labkit.data.stores import Store
+from labkit.data.stores import Store, read_bytes
 from labkit.util.process import PerProcess
 
 
@@ -48,7 +48,7 @@ class Reader:
 
     def ask(self, index: int) -> Future:
         """Bytes of one image, when they are there."""
-        return self._threads().submit(self._store.read, self._keys[index])
+        return self._threads().submit(read_bytes, self._store, self._keys[index])
 
 
 class ReadsAhead:

@@ -271,9 +271,9 @@ def _contents(item: Any) -> list[Any]:
 def _references(item: Any) -> Iterator[Any]:
     """Objects that an object holds or uses; of functions and classes, only of those that no package brings along."""
     if isinstance(item, type):
-        yield from () if _is_installed(item.__module__) else (*vars(item).values(), *item.__bases__)
+        yield from () if is_installed(item.__module__) else (*vars(item).values(), *item.__bases__)
         return
-    if isinstance(item, types.FunctionType) and not _is_installed(item.__globals__.get("__name__")):
+    if isinstance(item, types.FunctionType) and not is_installed(item.__globals__.get("__name__")):
         for cell in item.__closure__ or ():
             with suppress(ValueError):  # an empty cell
                 yield cell.cell_contents
@@ -297,7 +297,7 @@ def _used_names(code: types.CodeType) -> Iterator[str]:
 
 
 @functools.cache
-def _is_installed(module: str | None) -> bool:
+def is_installed(module: str | None) -> bool:
     """Whether a module is of Python, of labkit or of an installed package: no function of theirs is looked into."""
     top = (module or "").partition(".")[0]
     path = getattr(sys.modules.get(module or ""), "__file__", None) or ""

@@ -17,7 +17,7 @@ from labkit.data.decode import decode, open_image
 from labkit.data.partial_jpeg import is_progressive
 from labkit.data.pixels import shrink
 from labkit.data.samples import make_photos
-from labkit.data.stores import FolderStore
+from labkit.data.stores import FolderStore, read_bytes
 from labkit.data.tiles import tile_jpegs
 from labkit.errors import ArgumentError, DecodeError
 from labkit.peers.peer import CLASSES, Work
@@ -74,7 +74,7 @@ def make_small_photos(photos: Path, root: Path, short_side: int) -> Path:
 
     def make_small(key: str) -> None:
         if not (root / key).exists():
-            image = Image.fromarray(shrink(decode(store.read(key), key=key), short_side))
+            image = Image.fromarray(shrink(decode(read_bytes(store, key), key=key), short_side))
             write_atomic(root / key, encode_image(image, "JPEG", quality=_QUALITY))
 
     with ThreadPoolExecutor(usable_cores()) as pool:

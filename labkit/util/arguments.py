@@ -1,7 +1,7 @@
 """Argument checks with one form of error, and the limits on the memory that one file may take.
 
 An error names the argument, what it accepts, and what was given. A damaged or hostile file that states more than a
-limit is refused. Pixels have a limit of their own, `labkit.data.decode.MAX_PIXELS`.
+limit is refused. Pixels have a limit of their own, `labkit.data.decode.max_pixels`.
 """
 
 import json
@@ -115,6 +115,11 @@ def require_file(name: str, value: Any, folder_remedy: str) -> Path:
     return path
 
 
+REPORT_BEGINNINGS = {
+    "json": '{\n "schema_version": ',
+    "html": '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="generator" content="labkit watch">',
+}
+"""How the files begin that `labkit watch` writes, by which it knows its own."""
 REPORT_VERSION = 1  # of what `labkit watch --json` writes: the next one renames a key, or changes what it means
 
 

@@ -63,8 +63,17 @@ def n_images(number: int) -> str:
     return f"{number} image{'s' if number != 1 else ''}"
 
 
-def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> Iterator[str]:
+def images_among(
+    names: Iterable[str], ignore: tuple[str, ...], place: str, folders: "dict[str, Counter[str] | None] | None" = None
+) -> Iterator[str]:
     """Select the names of images; hidden ones and those with suffixes to `ignore` are left out.
+
+    Args:
+        names: Of files; and of folders, which end with a slash.
+        ignore: Suffixes in lower case.
+        place: Where the names are from, for messages.
+        folders: Filled with the first folder of each name that is not hidden: None where there is an image in it, else
+            how many files of each suffix there are.
 
     Raises:
         ValueError: at the end, where there are images that labkit does not decode; counts them, and names `place`.
@@ -72,10 +81,15 @@ def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> I
     others: Counter[str] = Counter()
     for name in names:
         suffix = os.path.splitext(name)[1].lower()
-        if suffix in ignore or is_hidden(name):
+        if is_hidden(name):
             continue
-        if suffix in IMAGE_SUFFIXES:
+        is_used = suffix in IMAGE_SUFFIXES and suffix not in ignore
+        if folders is not None:
+            _note_folder(folders, name, suffix, is_used)
+        if is_used:
             yield name
+        elif suffix in ignore:
+            continue
         elif suffix in OTHER_IMAGE_SUFFIXES:
             others[suffix] += 1
     if others:
@@ -85,6 +99,21 @@ def images_among(names: Iterable[str], ignore: tuple[str, ...], place: str) -> I
             f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out, as "
             f"lk.open_store(root, ignore={tuple(sorted(others))!r})"
         )
+
+
+def first_folder(key: str) -> str:
+    """The first folder of a key; "" if it has none."""
+    folder, slash, _ = key.lstrip("/").partition("/")  # an object's name may begin with slashes
+    return folder if slash else ""
+
+
+def _note_folder(folders: dict[str, Counter[str] | None], name: str, suffix: str, is_image: bool) -> None:
+    if not (folder := first_folder(name)):
+        return
+    if is_image:
+        folders[folder] = None
+    elif (found := folders.setdefault(folder, Counter())) is not None and not name.endswith("/"):
+        found[suffix] += 1
 
 
 def is_file_key(key: str) -> bool:
@@ -186,19 +215,23 @@ def write_all_atomic(contents: Mapping[Path, bytes]) -> None:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, dated: bool = False) -> Iterator[Path]:
     """A temporary path next to `path`, renamed to it at the end and removed on an error. Makes missing folders.
 
     The first time that a process writes to a folder, it removes the partial files that killed processes left there.
-    If the disk is full, the OSError names `path`.
+    If the disk is full, the OSError names `path`. With `dated`, the file's time is that of its beginning: whatever was
+    changed while it was written is newer.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers_once(path.parent.absolute())
     # Without `path.name`, which may have the longest length allowed; random, as containers on one disk share pids.
     partial = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
-        with open_locked(partial, "xb"):  # never through a link or over another file
+        with open_locked(partial, "xb") as file:  # never through a link or over another file
+            began_ns = os.fstat(file.fileno()).st_mtime_ns
             yield partial
+            if dated:
+                os.utime(partial, ns=(began_ns, began_ns))
             partial.replace(path)
     except OSError as error:
         if error.errno in _NO_SPACE or error.filename == os.fspath(partial):
@@ -292,6 +325,27 @@ def read_record(path: Path) -> dict | None:
 def write_record(path: Path, record: dict, *, indent: int | None = None) -> None:
     """Write a record whole or not at all. Makes missing folders."""
     write_atomic(path, json.dumps(record, indent=indent).encode())
+
+
+def check_own_file(path: str | os.PathLike, beginning: str, *, what: str) -> None:
+    """Refuse to write over a file that another program, or its user, wrote. To be called before the work begins.
+
+    Args:
+        path: Where a command will write.
+        beginning: How all that it writes begins.
+        what: What it writes, for errors: `"table of sizes"`.
+
+    Raises:
+        ValueError: something else is there than such a file or an empty one; names it and the remedy.
+    """
+    path, head = Path(path), beginning.encode()
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder: name a file in it, or another name")
+    if path.is_file():
+        with open(path, "rb") as file:
+            found = file.read(len(head))
+        if found and found != head:
+            raise ArgumentError(f"{path} exists and is no {what}: choose another name, or move that file away")
 
 
 def holds_record(path: Path, record: dict) -> bool:

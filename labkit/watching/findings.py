@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.errors import NothingSeen
-from labkit.util.arguments import REPORT_VERSION
+from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
 from labkit.util.pictures import png_base64
@@ -259,7 +259,7 @@ class WatchReport:
             "img,svg{max-width:100%;height:auto}"
         )
         page = (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}'
+            f"{REPORT_BEGINNINGS['html']}<title>{title}</title><style>{style}"
             f"td,th{{padding:.2em .8em;text-align:right}}</style><h1>{title}</h1>{self._repr_html_()}"
             f"{_picture(self._plot_timeline, 'Timeline of the last steps')}"
             f"{self._lines_html()}{_html_of(self.loaders)}{_html_of(self.samples)}</html>"

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 import cv2
-import numpy as np
 import pandas as pd
 import torch
 from torch.utils.data import Subset
 
 from labkit.data.dataset import ImageDataset, collate
 from labkit.data.decode import DECODERS, decode, missing_decoders
+from labkit.data.stores import read_bytes
 from labkit.errors import DecodeError, WrongTypeError
 from labkit.loading.batch_loader import BatchLoader
 from labkit.loading.torch_loader import LoaderConfig, allow_waiting_workers, cores_per_rank, make_loader
@@ -52,7 +52,7 @@ def fastest_decoder(dataset: Any, *, seed: int = 0) -> tuple[str | None, pd.Data
     if not isinstance(dataset, ImageDataset) or type(dataset)._decode is not ImageDataset._decode:
         return None, None
     rows, own = random.Random(seed).sample(range(len(dataset)), min(_N_FILES, len(dataset))), dataset.decoder
-    files = [dataset.store.read(dataset.keys[row]) for row in rows]
+    files = [read_bytes(dataset.store, dataset.keys[row]) for row in rows]
     unusable = {*missing_decoders(), *_OTHER_WORK} - {own}
     able = [each for each in dict.fromkeys([own, *DECODERS]) if each not in unusable and _decodes(each, files)]
     if own not in able or len(able) < 2:
@@ -183,12 +183,12 @@ def worth_measuring(costs: Costs) -> list[int]:
 
 
 def _same_samples(dataset: ImageDataset) -> dict[str, Any]:
-    """`BatchLoader`'s arguments for the images, labels and targets of a data set, in its order."""
-    found = {"keys": dataset.keys, "targets": dataset.targets, "return_keys": dataset.return_keys}
-    if dataset._has_labels:
-        are_numbers = isinstance(dataset.labels, np.ndarray)
-        found |= {"labels": dataset.labels, "classes": dataset.classes or (None if are_numbers else [])}
-    return found
+    """`BatchLoader`'s arguments for the images and labels of a data set, in its order."""
+    labels: Any = dataset.labels
+    classes = dataset.classes or None
+    if classes and labels.ndim == 1:  # names stand for themselves, where numbers may be positions or names of classes
+        labels = [classes[label] for label in labels.tolist()]
+    return {"keys": dataset.keys, "labels": labels, "classes": classes, "return_keys": dataset.return_keys}
 
 
 def _crop_and_flip(dataset: Any) -> tuple[Any, Any] | None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import labkit as lk
+from labkit.app.cli import app
 from tests.paths import SCRIPTS, contents, run_script
 from tests.tars import make_tar, member
 
@@ -107,6 +109,47 @@ def test_wrong_input_is_refused_in_one_line(places, tmp_path, script, arguments,
 
 def test_no_script_is_left_out():
     assert set(WRONG) == {path.stem for path in SCRIPTS.glob("*.py")}
+
+
+# Arguments with the place of something else of the user's, a file `{own}` or the only one of a folder `{folder}`.
+WRITERS = {
+    "collect_sizes": ["{set}", "{own}"], "download": ["{own}"], "extract_tars": ["{own}", "{tar}"],
+    "extract_tars beside": ["{folder}", "{tar}"], "make_depth": ["{own}", "1"], "make_depth in": ["{folder}", "1"],
+    "make_pixels": ["{set}", "{own}"], "make_photos": ["{own}", "1"], "make_photos in": ["{folder}", "1"],
+    "make_shards": ["{set}", "{own}"], "make_shards in": ["{set}", "{folder}"],
+    "labkit convert": ["convert", "{tar}", "{own}"],
+    "labkit convert to tiles": ["convert", "--to", "tiles", "--short-side", "8", "{set}", "{folder}"],
+    "labkit watch json": ["watch", "--json", "{own}", "none.py"],
+    "labkit watch html": ["watch", "--html", "{own}", "none.py"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("contents", ["file,label\n1.jpg,cat\n", '{"lr": 0.1}', "<!doctype html><title>mine</title>"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_nothing_is_written_over_a_file_of_the_users(places, tmp_path, writer, contents):
+    folder, name = tmp_path / "folder", writer.split()[0]
+    folder.mkdir()
+    own = folder / "photos"  # the name that extract_tars gives a folder, too
+    own.write_text(contents)
+    tar = make_tar(tmp_path / "photos.tar.gz", {"a.jpg": b"1"}, "w:gz")
+    words = [word.format(own=own, folder=folder, tar=tar, **places) for word in WRITERS[writer]]
+    result = CliRunner().invoke(app, words) if name == "labkit" else run_script(name, *words)
+    assert result.exit_code in (1, 2)
+    assert str(folder) in result.stderr
+    assert own.read_text() == contents
+    assert [path.name for path in folder.iterdir() if path.name != ".extract"] == ["photos"]
+
+
+def test_a_table_of_an_earlier_run_is_replaced(photos, tmp_path):
+    table = tmp_path / "sizes.csv"
+    table.touch()
+    first = run_script("collect_sizes", photos, table)
+    tables = [table.read_text()]
+    assert run_script("collect_sizes", photos, table).exit_code == first.exit_code == 0
+    assert table.read_text() == tables[0]
+    table.write_text(tables[0].replace("path,", "image,", 1))  # a user's own columns
+    result = run_script("collect_sizes", photos, table)
+    assert (result.exit_code, "is no table of sizes: choose another name" in result.stderr) == (2, True)
 
 
 @pytest.mark.exhaustive

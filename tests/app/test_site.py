@@ -73,6 +73,15 @@ def test_a_rerun_replaces_the_site_and_a_dead_link_writes_nothing(site, notebook
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notebooks", "site"]
 
 
+def test_a_file_that_a_reader_put_into_the_site_is_not_lost(site, notebooks, tmp_path):
+    own = tmp_path / "site"
+    shutil.copytree(site, own)
+    (own / "guide" / "mine.html").write_text("important")
+    with pytest.raises(ValueError, match=r"'guide/mine\.html', which is none of its files"):
+        build_site(own, notebooks)
+    assert (own / "guide" / "mine.html").read_text() == "important"
+
+
 def test_a_missing_package_names_the_extra_and_a_folder_with_something_else_is_refused(monkeypatch, tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     result = CliRunner().invoke(app, ["site", str(tmp_path)])

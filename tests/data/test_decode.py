@@ -282,11 +282,13 @@ def test_what_is_no_picture_is_told_by_its_kind(data, kind):
 
 
 def test_a_picture_of_too_many_pixels_is_refused(decoder, monkeypatch):
-    monkeypatch.setattr(decode_module, "MAX_PIXELS", WIDTH * HEIGHT)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT)
     lk.decode(oracle_files()["rgb.png"], decoder)
-    monkeypatch.setattr(decode_module, "MAX_PIXELS", WIDTH * HEIGHT - 1)
-    with pytest.raises(lk.DecodeError, match="exceed the limit"):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT // 2 - 1)
+    with pytest.raises(lk.DecodeError, match=r"exceeds? .*limit of .*set PIL\.Image\.MAX_IMAGE_PIXELS = None"):
         lk.decode(oracle_files()["rgb.png"], decoder)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    lk.decode(oracle_files()["rgb.png"], decoder)
 
 
 # --- which way is up

@@ -118,7 +118,7 @@ def test_a_manifest_of_ours_is_believed_and_asked_for_once(server, manifest, key
     assert [path for path, _ in server.asked] == ["/p/manifest.json", "/p/"][: 1 if "a/1.jpg" in keys else 2]
     server.asked.clear()
     given = HttpStore(f"{server.url}/p", keys=(key for key in ("b.jpg", "a.jpg")))
-    assert list(given.keys()) == ["a.jpg", "b.jpg"]
+    assert list(given.keys()) == ["b.jpg", "a.jpg"]
     assert repr(given) == f"HttpStore('{server.url}/p/', 2 images)"
     assert server.asked == []
     assert given.read("a.jpg") == b"photo"

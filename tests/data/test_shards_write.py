@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset as wds
+from PIL import Image
 
 import labkit as lk
 from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
 from labkit.util.files import atomic_path
 from tests.children import in_children
+from tests.image_files import encoded
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
 from tests.paths import contents, run_script, times
@@ -346,3 +348,38 @@ def test_limits_below_one_are_refused_before_anything_is_made(photos, tmp_path, 
     with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got 0"):
         write(lk.FolderStore(photos), tmp_path / "set", **{name: 0})
     assert not (tmp_path / "set").exists()
+
+
+class Listing(MemoryStore):
+    """A store of one's own, which says which names there are."""
+
+    def __init__(self, names):
+        super().__init__({name: encoded(Image.new("RGB", (8, 8)), "PNG") for name in names})
+        self.names = names
+
+    def keys(self):
+        return self.names
+
+
+@pytest.mark.parametrize(("names", "said"), [
+    (["a/1.png", "b/2.png", "a/1.png"], r"2 images of 3 have the name of another, such as 'a/1\.png'"),
+    (["a/1", "b/2.png"], r"1 image of 2 has a name without a suffix of an image, such as 'a/1'"),
+    (["a/1.gif", "a/2", "b/2.png"], r"2 images of 3 have a name without a suffix of an image, such as 'a/1\.gif'"),
+])  # fmt: skip
+def test_what_read_shards_would_refuse_is_refused_before_anything_is_written(tmp_path, names, said):
+    store, root = Listing(names), tmp_path / "set"
+    with pytest.raises(ValueError, match=said + r".*read_shards would refuse the shard: .*, or .* by keys="):
+        write(store, root)
+    assert not root.exists()
+    write(store, root, keys=["b/2.png"])  # as the error says
+    assert [label for _, label in lk.read_shards(root)] == [0]
+
+
+def test_images_too_large_to_be_read_are_refused(tmp_path, monkeypatch):
+    store, root = Listing(["a/1.png"]), tmp_path / "set"
+    monkeypatch.setenv("LABKIT_MAX_FILE_MB", "0.00001")
+    with pytest.raises(ValueError, match=r"1 image of 1 has more than 10 bytes, such as .* set LABKIT_MAX_FILE_MB"):
+        write(store, root)
+    assert not root.exists()
+    monkeypatch.setenv("LABKIT_MAX_FILE_MB", "1")
+    assert len(list(lk.read_shards(write(store, root)))) == 1

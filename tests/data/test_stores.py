@@ -90,10 +90,9 @@ def test_a_store_gives_the_images_of_its_folder(request, kind):
     assert len(store) == len(keys) >= 10
     assert isinstance(store, Store)
     assert not isinstance({}, Store)  # which has keys, too
-    assert isinstance(store, HasSizes) == (kind != "http")
-    if isinstance(store, HasSizes):
-        assert store.sizes().tolist() == list(map(len, contents))
-        assert store.sizes().dtype == np.int64
+    assert isinstance(store, HasSizes)
+    assert store.sizes().tolist() == list(map(len, contents))
+    assert store.sizes().dtype == np.int64
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(store.read, keys)) == contents
 

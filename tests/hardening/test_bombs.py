@@ -85,7 +85,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("decoder", INSTALLED)
-@pytest.mark.parametrize("pillows_limit", [Image.MAX_IMAGE_PIXELS, None])
+@pytest.mark.parametrize("pillows_limit", [Image.MAX_IMAGE_PIXELS, 1 << 20])
 def test_no_decoder_makes_a_huge_picture(monkeypatch, decoder, pillows_limit):
     lk.decode(image_bytes(kind="JPEG"), decoder)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pillows_limit)

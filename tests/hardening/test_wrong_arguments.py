@@ -78,7 +78,6 @@ WRITERS = {
     "write_shards": lambda value: lk.write_shards(store(), value, progress=False, num_workers=0),
     "extract_tars": lambda value: lk.extract_tars("photos.tar", value, progress=False),
     "make_photos": lambda value: lk.make_photos(value, 1, progress=False),
-    "ShardCache": lambda value: lk.ShardCache(value, max_bytes=10**9),
 }
 TAKE_FUNCTIONS = {
     "ImageDataset": lambda value: dataset(transform=value)[0],

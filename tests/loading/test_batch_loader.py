@@ -1,7 +1,6 @@
 """BatchLoader: pixels of the plain path, each image once with its label, nothing lost, and kept batches stay."""
 
 import copy
-import io
 import itertools
 import sys
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
-from torchvision import transforms as v1, tv_tensors
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -283,12 +282,11 @@ class TestLabels:
         """Also where a batch sampler or threads give them in another order."""
         names = list(source.keys if isinstance(source, lk.PixelStore) else source.keys())[::-2]
         numbers = range(len(names))
-        for values in ([n / 2 for n in numbers], [[n, 1] for n in numbers], [{"n": n} for n in numbers]):
+        for values in ([n / 2 for n in numbers], [[n, 1] for n in numbers]):
             options = {"keys": names, "labels": values, "return_keys": True, "num_processes": num_processes}
             loader, given = loader_of(source, **options), dict(zip(names, values, strict=True))
             for images, labels, keys in loader:
-                found = labels.tolist() if isinstance(labels, torch.Tensor) else labels
-                assert found == [given[key] for key in keys]
+                assert labels.tolist() == [given[key] for key in keys]
                 assert len(images) == len(keys)
             assert loader.keys == names
             assert len(loader.dataset) == len(names)
@@ -339,67 +337,6 @@ def crops_of(sizes):
     """Those of the first epoch with seed 0, and which of them are mirrored."""
     draws = uniforms(0, 0, np.arange(len(sizes)))
     return random_crops(draws, np.array(sizes), (0.08, 1.0), (3 / 4, 4 / 3)).tolist(), flips(draws, 0.5)
-
-
-class TestTargets:
-    @pytest.fixture
-    def masks(self, pictures):
-        """One for each picture; the largest number is the class that is ignored."""
-        generator, files = np.random.default_rng(1), {}
-        for key in pictures.keys():  # noqa: SIM118
-            _, height, width = lk.decode(pictures.read(key)).shape
-            mask = Image.fromarray(generator.integers(0, 7, (height, width), dtype=np.uint8))
-            files[key.replace("jpg", "png")] = encoded(mask, "png")
-        return files
-
-    @pytest.mark.parametrize("num_processes", [0, 1])
-    def test_are_cropped_with_the_image(self, pictures, masks, num_processes):
-        sizes = [image.shape[1:] for image in decoded(pictures)]
-        boxes = {key: [[5, 6, 60, 50], [0, 0, 9, 9]] for key in pictures.keys()}  # noqa: SIM118
-        targets = {
-            "mask": lk.Masks(MemoryStore(masks)),
-            "boxes": lk.Boxes(boxes, labels={key: [7, 8] for key in boxes}),
-        }
-        loader = loader_of(pictures, shuffle=False, targets=targets, num_processes=num_processes)
-        got = [targets for _, targets in loader]
-        found = torch.cat([each["mask"] for each in got])
-        found_boxes = [one for each in got for one in each["boxes"]]
-        assert set(got[0]) == {"mask", "boxes"}
-        for number, (key, crop, flip) in enumerate(zip(boxes, *crops_of(sizes), strict=True)):
-            mask = tv_tensors.Mask(Image.open(io.BytesIO(masks[key.replace("jpg", "png")])))
-            whole = tv_tensors.BoundingBoxes(boxes[key], format="XYXY", canvas_size=sizes[number], dtype=torch.float32)
-            mask, whole = (F.resized_crop(each, *crop, [32, 32]) for each in (mask, whole))
-            mask, whole = (F.horizontal_flip(each) if flip else each for each in (mask, whole))
-            assert torch.equal(found[number], mask[0])
-            clipped = F.clamp_bounding_boxes(whole)
-            kept = (clipped[:, 2:] > clipped[:, :2]).all(1)
-            torch.testing.assert_close(found_boxes[number]["boxes"], torch.Tensor(clipped)[kept], atol=1e-3, rtol=1e-4)
-            assert found_boxes[number]["labels"].tolist() == torch.tensor([7, 8])[kept].tolist()
-
-    @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-    def test_are_fitted_with_the_image(self, pictures, fit):
-        """A photo is its own mask, so that both show the same place."""
-        grays = {key: Image.fromarray(lk.decode(pictures.read(key))[0].numpy()) for key in pictures.keys()}  # noqa: SIM118
-        store = MemoryStore({key: encoded(gray.convert("RGB"), "png") for key, gray in grays.items()})
-        masks = lk.Masks(MemoryStore({key: encoded(gray, "png") for key, gray in grays.items()}))
-        for images, targets in loader_of(store, train=False, size=(48, 40), fit=fit, targets={"mask": masks}):
-            differences = (images[:, 0].int() - targets["mask"].int()).abs().float()
-            assert differences.mean() < 12
-            assert ((images[:, 0] == 0).float().mean() > 0.1) == ((targets["mask"] == 0).float().mean() > 0.1)
-
-    def test_take_the_place_of_labels_unless_those_are_given(self, pictures, masks):
-        targets = {"mask": lk.Masks(MemoryStore(masks))}
-        _, found, keys = next(iter(loader_of(pictures, targets=targets, labels=[0.5] * 12, return_keys=True)))
-        assert set(found) == {"mask", "label"}
-        assert found["label"].tolist() == [0.5] * 5
-        assert len(keys) == 5
-
-    def test_are_refused_where_they_cannot_be(self, pictures, pixels, masks):
-        targets = {"mask": lk.Masks(MemoryStore(masks))}
-        with pytest.raises(ValueError, match="a PixelStore does not have: load the files"):
-            loader_of(pixels, targets=targets)
-        with pytest.raises(ValueError, match="targets go with one crop of each image"):
-            loader_of(pictures, targets=targets, crops=[(32, (0.5, 1), 2)])
 
 
 class TestRanks:

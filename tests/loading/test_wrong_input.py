@@ -26,7 +26,6 @@ from tests.memory_store import MemoryStore
 
 KEYS = [f"class{number % 3}/{number:02}.jpg" for number in range(12)]
 CLASSES = ["class0", "class1", "class2"]
-BOXES = {key: [[1, 2, 30, 40]] for key in KEYS}
 MASK = np.array([True, False] * 6)
 ARGUMENT, TYPE, MISSING, STATE = ValueError, TypeError, FileNotFoundError, RuntimeError
 
@@ -50,23 +49,6 @@ def pixels(**options):
 
 def shards(**options):
     return next(iter(lk.read_shards("shards", **options)))
-
-
-def table(text):
-    Path("labels.csv").write_text(text)
-    return dataset(labels="labels.csv")
-
-
-def boxes(*numbers, **options):
-    return lk.Boxes({key: [numbers] for key in KEYS}, **options)
-
-
-def frame_of_boxes(*columns):
-    return lk.Boxes(pd.DataFrame(dict(zip(columns, [1, 1, 4, 4, KEYS], strict=True))))
-
-
-def moved(transform):
-    return batch(targets={"boxes": lk.Boxes(BOXES)}, transform=transform)
 
 
 def twice(batches):
@@ -132,16 +114,17 @@ SOURCES = [
     ("threads in a loader", lambda: loaded(lk.BatchLoader("photos")), TYPE, "BatchLoader is not a map-style data set"),
     ("a pointer of Git LFS", lambda: batch("pointers"), ARGUMENT, r"a/1\.jpg: .*pointer of Git LFS.*`git lfs pull`"),
     ("no bytes, by PIL", lambda: lk.PILDataset("cut")[0], ARGUMENT, r"a/1\.jpg: .*it is an empty file"),
-    ("text from a store", lambda: batch(Textual({"a.jpg": b"\xff"}), classes=[]), TYPE, r"(?s)bytes.*'str'.*a\.jpg"),
+    ("text from a store", lambda: batch(Textual({"a.jpg": b"\xff"}), classes=[]), TYPE,
+     r"'a\.jpg' must lead to the bytes of an image file, got str"),
     ("a lock in a store of processes", lambda: batch(Locked({"a.jpg": b""}), num_processes=1, classes=[]), TYPE,
      r"(?s)cannot pickle.*while starting 1 workers: .*may hold no open file, lock or connection"),
     ("a slice", lambda: lk.ImageDataset("photos")[0:2], TYPE, r"an index must be an integer from 0 to 11, got slice"),
     ("an index below", lambda: pixels()[-13], IndexError, "has no image -13: it has 12"),
 ]  # fmt: skip
 LABELS = [
-    ("a table without header", lambda: table("".join(f"{key},1\n" for key in KEYS)), ARGUMENT,
-     r"labels\.csv has no header, since its first line names an image, 'class0/00\.jpg'"),
-    ("semicolons", lambda: table("image;label\na;1\n"), ARGUMENT, r"between commas: it has 1 \('image;label'\)"),
+    ("a path of labels", lambda: dataset(labels="labels.csv"), TYPE, r"got 'labels\.csv'\. Of a table, pass two"),
+    ("labels in no order", lambda: dataset(labels=range(12)), ARGUMENT, "labels is range, which goes by position"),
+    ("the same for batches", lambda: batch(labels=range(12)), ARGUMENT, "labels is range, which goes by position"),
     ("keys in a set", lambda: dataset(keys=set(KEYS)), TYPE, "keys must be a list of names of images, .*got set"),
     ("keys with the root", lambda: dataset(keys=["photos/" + KEYS[0]]), ARGUMENT, "no image 'photos/.*names are"),
     ("a mask as keys", lambda: dataset(keys=MASK), TYPE, "keys must be a list of names of images"),
@@ -154,7 +137,6 @@ FLAGS = [
     *((f"{name} of make_loader", lambda name=name: loaded(**{name: "no"}), ARGUMENT, f"^{name} {NO_FLAG}'no'")
       for name in ("shuffle", "persistent_workers", "pin_memory", "oversubscribe")),
     ("drop_last", lambda: loaded(drop_last="no"), ARGUMENT, "drop_last should be a boolean value"),  # torch's own
-    ("keep_empty", lambda: boxes(1, 2, 3, 4, keep_empty="no"), ARGUMENT, f"keep_empty {NO_FLAG}'no'"),
     ("train=None", lambda: batch(train=None), ARGUMENT, f"train {NO_FLAG}None"),
 ]  # fmt: skip
 NUMBERS = [
@@ -202,25 +184,6 @@ TRANSFORMS = [
     ("images that stay PIL's", lambda: loaded(lk.PILDataset("photos"), collate_fn=lk.collate), TYPE,
      r"(?s)PIL.*still PIL images: let the transform end with one that makes tensors, as v2\.ToImage\(\)"),
 ]  # fmt: skip
-TARGETS = [
-    *((f"{name} moves", lambda transform=transform: moved(transform), ARGUMENT,
-       rf"transform= may move pixels \({name}\), and targets= would stay where they are")
-      for name, transform in {
-          "RandomHorizontalFlip": v2.RandomHorizontalFlip(), "RandAugment": v2.RandAugment(),
-          "RandomRotation": v2.Compose([v2.ColorJitter(0.1), v2.RandomRotation(9)]), "Rotate": A.Compose([A.Rotate()]),
-      }.items()),
-    ("shares as xyxy", lambda: boxes(0.1, 0.2, 0.5, 1.0), ARGUMENT, r"boxes are in pixels .*/00\.jpg'.*Multiply"),
-    ("shares as YOLO's", lambda: boxes(0.5, 0.5, 0.1, 0.2, format="cxcywh"), ARGUMENT, "all of these are from 0 to 1"),
-    ("shares of points", lambda: lk.Keypoints({"a.jpg": [[0.5, 1]]}), ARGUMENT, "points are in pixels .*'a.jpg'"),
-    ("names at the end", lambda: frame_of_boxes("x1", "y1", "x2", "y2", "image"), ARGUMENT,
-     "got x1, y1, x2, y2, image: choose them"),
-    ("names at the end, of other columns", lambda: frame_of_boxes(*"lturi"), ARGUMENT,
-     "must be numbers, and the image's name comes first: .*class0/00"),
-    ("a file of boxes", lambda: lk.Boxes("boxes.json"), TYPE, r"a dict of arrays .* or a DataFrame, got 'boxes\.json'"),
-    ("no masks", lambda: dataset(targets={"mask": lk.Masks("maskss")}), ARGUMENT, rf"'maskss'{NO_PLACE}it does not"),
-    ("photos as masks", lambda: dataset(targets={"mask": lk.Masks("photos")}), ARGUMENT,
-     r"class0/00\.jpg: .*8-bit RGB pixels, and a mask has one number a pixel"),
-]  # fmt: skip
 DEVICES = [
     ("no device", lambda: lk.CUDAPrefetcher([1], None), TYPE, "device must be such as 'cuda', .*got None"),
     ("swapped", lambda: lk.CUDAPrefetcher("cuda", [1]), TYPE, r"device must be such as 'cuda', .*got \[1\]"),
@@ -231,10 +194,10 @@ DEVICES = [
 ]  # fmt: skip
 TABLE = [
     *((name, lambda place=place: batch(place), ARGUMENT, said) for name, place, said in PLACES),
-    *SOURCES, *LABELS, *FLAGS, *NUMBERS, *ORDERS, *TRANSFORMS, *TARGETS, *DEVICES,
+    *SOURCES, *LABELS, *FLAGS, *NUMBERS, *ORDERS, *TRANSFORMS, *DEVICES,
 ]  # fmt: skip
 OF_OTHERS = (
-    "text from a store", "a lock in a store of processes", "an index below", "drop_last", "Albumentations alone",
+    "a lock in a store of processes", "an index below", "drop_last", "Albumentations alone",
     "images that stay PIL's", "a device of torch's past",
 )  # fmt: skip
 
@@ -267,9 +230,9 @@ def test_a_mistake_is_one_error_that_says_what_to_do(place, monkeypatch, name, c
     lambda: batch("photos//"), lambda: batch(train=np.False_), lambda: batch(shuffle=0),
     lambda: batch(sampler=WeightedRandomSampler([1] * 12, 5)),
     lambda: batch(sampler=[True, 2]), lambda: batch(sampler=np.flatnonzero(MASK)),
-    lambda: batch(transform=v2.RandomHorizontalFlip()), lambda: moved(v2.ColorJitter(0.1)),
+    lambda: batch(transform=v2.RandomHorizontalFlip()),
     lambda: dataset(transform=torch.Tensor.float), lambda: dataset(classes=dict.fromkeys(CLASSES).keys()),
-    lambda: boxes(0, 0, 1, 1), lambda: loaded(collate_fn=tuple), lambda: list(lk.CUDAPrefetcher(iter([1]), "cpu")),
+    lambda: loaded(collate_fn=tuple), lambda: list(lk.CUDAPrefetcher(iter([1]), "cpu")),
     lambda: batch(MemoryStore({"a.jpg": encoded(Image.new("RGB", (20, 16)))}), classes=[]),
 ])  # fmt: skip
 def test_what_is_near_a_mistake_is_taken(place, monkeypatch, sound):
@@ -289,15 +252,3 @@ def test_ranks_that_cannot_be_are_told(place, monkeypatch, rank, is_told):
         told = {str(warning.message) for warning in caught if "WORLD_SIZE=2" in str(warning.message)}
         assert bool(told) == is_told
         assert all(f"RANK={rank!r}" in said and "ranks go from 0 to 1" in said for said in told)
-
-
-def test_masks_that_are_jpegs_are_told(place, monkeypatch):
-    monkeypatch.chdir(place)
-    for name in KEYS:
-        target = Path("jpegs", name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        Image.open(Path("photos", name)).convert("L").save(target)
-    with pytest.warns(
-        UserWarning, match=r"FolderStore\('jpegs', 12 images\) holds masks as JPEGs, .*: make them again"
-    ):
-        dataset(targets={"mask": lk.Masks("jpegs")})

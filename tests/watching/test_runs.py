@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit.app.cli import app
 from labkit.errors import ArgumentError
+from labkit.util.arguments import REPORT_BEGINNINGS
+from labkit.util.files import check_own_file
 from labkit.watching.findings import SHARES
 from labkit.watching.program import OVER_BUDGET, parse_budget
 from labkit.watching.runs import compare_runs, judge_budget
@@ -127,6 +129,14 @@ class TestRuns:
         assert len(str(caught.value)) < 400  # without what is in the file
         done = CliRunner().invoke(app, ["diff", str(tmp_path / "a.json"), str(tmp_path / "none.json")])
         assert (done.exit_code, done.output.count("\n")) == (2, 1)
+
+    def test_are_known_as_its_own_by_the_command_with_the_page(self, tmp_path):
+        report = watched_while(DataLoader(TensorDataset(torch.zeros(80, 4)), 4)).report()
+        written = report.save_json(tmp_path / "json"), report.save_html(tmp_path / "html")
+        for path, other in zip(written, reversed(written), strict=True):
+            check_own_file(path, REPORT_BEGINNINGS[path.name], what="report")
+            with pytest.raises(ArgumentError, match="exists and is no report: choose another name"):
+                check_own_file(other, REPORT_BEGINNINGS[path.name], what="report")
 
     def test_are_what_watch_writes(self, tmp_path):
         """Of a real training, whose blocks give the shares of its report."""

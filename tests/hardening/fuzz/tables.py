@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import labkit as lk
 from labkit.data.depth import PRESETS, read_list
 from labkit.data.samples import MANIFEST
-from labkit.data.shard_cache import find_shards
+from labkit.data.shards_fetch import find_shards
 from tests.hardening.fuzz.oracle import empty_folder, may_refuse, seeded, split_options, write_input
 
 _URL = "http://127.0.0.1:1/photos"

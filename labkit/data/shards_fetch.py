@@ -1,4 +1,4 @@
-"""Shards on their way: listed, fetched ahead, kept in a local folder, and given sample by sample.
+"""Shards on their way: listed, fetched ahead, and given sample by sample.
 
 WebDataset opens URLs by its own `gopen`, whose table has no entry for `s3://`: `register` adds one, which
 `labkit.read_shards` calls. Spawned workers do not inherit the table; in WebDataset's own pipelines, use
@@ -13,114 +13,23 @@ import tarfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from labkit.data.blobs import Blob, HttpBlob, HttpClient, LocalBlob, allow_requests, is_http_url, is_url, open_blob
+from labkit.data.blobs import Blob, HttpBlob, HttpClient, allow_requests, is_http_url, is_url, open_blob
 from labkit.data.shards_write import MANIFEST, UNFINISHED, read_manifest
 from labkit.data.tar_stream import TAR_SUFFIXES, TarStream
 from labkit.errors import ArgumentError, MissingFileError, StorageError, TarError
-from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_int, require_local_path, require_path
-from labkit.util.files import atomic_path, file_lock, remove_leftovers
+from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes, require_path
 from labkit.util.redact import strip_credentials
 
 CHUNK_BYTES = 4 << 20  # of a request: about forty photos, and decoding them takes longer than fetching the next chunk
 
 _BUFFER_BYTES = 1 << 20
-_SUFFIX = ".shard"  # of a file in a cache
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class ShardCache:
-    """A local folder for remote shards.
-
-    All processes of a machine may use it at a time. A shard is kept while it is read for the first time, under a
-    temporary name until it is whole, so that a kill leaves none broken. It is found again by its URL (without
-    credentials), size and version, for which its server is asked in every epoch: one small request. Its size is checked
-    each time, its bytes only by `read_shards(..., verify=True)`.
-
-    Shards used longest ago make room. A process that has one open still reads its bytes, and the disk holds them
-    until then, beyond the limit (POSIX; the folder must be on a local disk). What has no room, or no version (ETag or
-    date), is not kept::
-
-        lk.read_shards("s3://bucket/shards", cache=lk.ShardCache("/scratch/shards", max_bytes=200_000_000_000))
-
-    Args:
-        folder: Made if missing. Nothing else should be in it.
-        max_bytes: Limit of the files in it, also of those being written; the same in all processes.
-
-    Raises:
-        ValueError: `max_bytes` is not an integer >= 1.
-    """
-
-    folder: str | os.PathLike
-    max_bytes: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "max_bytes", require_int("max_bytes", self.max_bytes))
-        object.__setattr__(self, "folder", require_local_path("folder", self.folder).absolute())
-
-    def path(self, blob: Blob, size: int, version: str) -> Path:
-        """Where a shard is, if it is kept."""
-        digest = hashlib.sha256(f"{blob.name}\0{size}\0{version}".encode(errors="surrogateescape")).hexdigest()
-        return Path(self.folder) / f"{digest[:32]}{_SUFFIX}"
-
-    def find(self, blob: Blob, size: int, version: str) -> Blob | None:
-        """The file of a shard, which counts as used now; None if it is not there, or not whole."""
-        path = self.path(blob, size, version)
-        file = LocalBlob(path)
-        with suppress(FileNotFoundError):
-            file.read_at(0, 0)  # opens it: it may be removed before it is read
-            if file.fingerprint()[0] == size:
-                with suppress(OSError):  # removed meanwhile, or another user's
-                    os.utime(path)
-                return file
-        return None
-
-    def keep(self, blob: Blob, size: int, version: str, blocks: Generator[bytes]) -> Generator[bytes]:
-        """The blocks of a shard, which are written on their way. With the last one, the file gets its name.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        path = self.path(blob, size, version)
-        with ExitStack() as stack:
-            file = None
-            with file_lock(path.with_name("room.lock")):
-                if version and self._make_room(size):
-                    file = stack.enter_context(open(stack.enter_context(atomic_path(path)), "r+b"))
-                    file.truncate(size)  # counts from now on
-            for block in blocks:
-                if file:
-                    file.write(block)
-                yield block
-            if file:
-                file.flush()
-                os.fsync(file.fileno())
-
-    def _make_room(self, size: int) -> bool:
-        """Remove the shards used longest ago, as far as needed; whether there is room, given what is being written."""
-        folder, found = Path(self.folder), []
-        remove_leftovers(folder)
-        for path in (*folder.glob(f"*{_SUFFIX}"), *folder.glob("*.partial")):
-            with suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-        excess = sum(n_bytes for _, n_bytes, _ in found) + size - self.max_bytes
-        whole = sorted(row for row in found if row[2].suffix == _SUFFIX)
-        if excess > sum(n_bytes for _, n_bytes, _ in whole):
-            return False
-        while excess > 0:
-            _, n_bytes, path = whole.pop(0)
-            path.unlink(missing_ok=True)
-            excess -= n_bytes
-        return True
 
 
 class BlockStream(io.RawIOBase):
@@ -147,16 +56,15 @@ class BlockStream(io.RawIOBase):
 
 @dataclass(eq=False)
 class _Source:
-    """Where a shard is fetched from: its server, or the file in a cache. Or the error of looking for it."""
+    """Where a shard is fetched from, or the error of looking for it."""
 
     blob: Any = None
     size: int = 0
-    keep: Callable[[Generator[bytes]], Generator[bytes]] = lambda blocks: blocks
     error: Exception | None = None
 
 
 def open_shards(
-    urls: Sequence[str], reads_in_flight: int, storage_options: dict[str, Any], cache: ShardCache | None = None
+    urls: Sequence[str], reads_in_flight: int, storage_options: dict[str, Any]
 ) -> Iterator[io.BufferedReader]:
     """The file of each path or URL, while chunks of what follows are fetched, over the ends of shards.
 
@@ -167,7 +75,6 @@ def open_shards(
         urls: Paths, `http(s)://`, `s3://`, or any other scheme that fsspec reads.
         reads_in_flight: Requests at a time.
         storage_options: Passed to fsspec.
-        cache: Where remote shards are kept.
 
     Raises, when it is a shard's turn:
         FileNotFoundError: no such file.
@@ -188,11 +95,7 @@ def open_shards(
         try:
             blob: Blob = HttpBlob(url, client) if is_http_url(url) else open_blob(url, **storage_options)
             allow_requests(blob, reads_in_flight)
-            size, version = blob.fingerprint()
-            if not cache or not is_url(url):
-                return _Source(blob, size)
-            kept = cache.find(blob, size, version)
-            return _Source(kept, size) if kept else _Source(blob, size, partial(cache.keep, blob, size, version))
+            return _Source(blob, blob.fingerprint()[0])
         except Exception as error:
             return _Source(error=error)
 
@@ -222,7 +125,7 @@ def open_shards(
         chunks = _ahead(threads, fetch, requests(), reads_in_flight)
         for source, offset, data in chunks:
             if not offset:  # else it was not read to its end
-                file = io.BufferedReader(BlockStream(source.keep(blocks(source, data))))
+                file = io.BufferedReader(BlockStream(blocks(source, data)))
                 with file:
                     yield file
     finally:
@@ -270,7 +173,6 @@ class ShardList:
         n_samples: URL -> number of samples, as the manifest says; empty without one.
         storage_options: Passed to fsspec.
         reads_in_flight: Requests at a time.
-        cache: Where shards are kept, or None.
     """
 
     urls: list[str] = field(repr=False)  # may hold credentials
@@ -279,12 +181,11 @@ class ShardList:
     n_samples: dict[str, int] = field(default_factory=dict, repr=False)
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     reads_in_flight: int = 1
-    cache: ShardCache | None = None
     labels: str | None = None
 
     def open(self, urls: Sequence[str]) -> Iterator[io.BufferedReader]:
         """The files of some shards, one after another."""
-        return open_shards(urls, self.reads_in_flight, self.storage_options, self.cache)
+        return open_shards(urls, self.reads_in_flight, self.storage_options)
 
 
 _PLACES = "a path or URL of a folder of shards, of a .tar, or of several"

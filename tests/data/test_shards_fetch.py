@@ -1,31 +1,24 @@
-"""Remote shards: fetched ahead in bounded memory, kept whole in a local folder or not at all, and damage named."""
+"""Remote shards: fetched ahead in bounded memory, in order, and damage named."""
 
 import io
-import itertools
-import multiprocessing
 import os
-import signal
 import tarfile
-import tempfile
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import fsspec
-import psutil
 import pytest
 import webdataset as wds
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, DataLoader
 from webdataset import gopen as wds_gopen
 from webdataset.gopen import gopen_schemes
 
 import labkit as lk
 from labkit import course
-from labkit.data import shard_cache
-from labkit.data.shard_cache import open_shards, register
+from labkit.data import shards_fetch
+from labkit.data.shards_fetch import open_shards, register
 from labkit.errors import TarError
-from tests.children import in_children
 from tests.scripted_server import serve_script
 from tests.shards import noisy, samples, write
 
@@ -57,12 +50,12 @@ class HookedFiles(fsspec.AbstractFileSystem):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(shard_cache, "CHUNK_BYTES", 50_000)
+    monkeypatch.setattr(shards_fetch, "CHUNK_BYTES", 50_000)
 
 
 @pytest.fixture
 def chunks_of(monkeypatch):
-    return lambda n_bytes: monkeypatch.setattr(shard_cache, "CHUNK_BYTES", n_bytes)
+    return lambda n_bytes: monkeypatch.setattr(shards_fetch, "CHUNK_BYTES", n_bytes)
 
 
 @pytest.fixture
@@ -80,8 +73,8 @@ def put(remote, sizes) -> list[str]:
     return [f"hooked://{number}.tar" for number in range(len(sizes))]
 
 
-def read_all(urls, reads_in_flight=1, cache=None) -> list[bytes]:
-    return [file.read() for file in open_shards(urls, reads_in_flight, {}, cache)]
+def read_all(urls, reads_in_flight=1) -> list[bytes]:
+    return [file.read() for file in open_shards(urls, reads_in_flight, {})]
 
 
 def join_fetchers():
@@ -99,7 +92,7 @@ def test_bytes_come_in_order_for_any_sizes(sizes, reads_in_flight, chunk_bytes):
     fsspec.register_implementation("hooked", HookedFiles, clobber=True)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(HookedFiles, "files", {})
-        monkeypatch.setattr(shard_cache, "CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(shards_fetch, "CHUNK_BYTES", chunk_bytes)
         assert read_all(put(HookedFiles, sizes), reads_in_flight) == list(HookedFiles.files.values())
 
 
@@ -164,7 +157,7 @@ def test_a_missing_shard_is_an_error_in_its_turn(remote, chunks_of):
     assert {path for path, _ in remote.asked} == {"0.tar"}, "nothing is fetched behind it"
 
 
-def test_a_chunk_that_fails_is_an_error_in_its_turn_and_nothing_is_kept(remote, chunks_of, tmp_path):
+def test_a_chunk_that_fails_is_an_error_in_its_turn(remote, chunks_of):
     chunks_of(5)
 
     def fail(path, start):
@@ -172,11 +165,10 @@ def test_a_chunk_that_fails_is_an_error_in_its_turn_and_nothing_is_kept(remote, 
             raise OSError("gone")
 
     remote.hook = staticmethod(fail)
-    for file in open_shards(put(remote, [30]), 1, {}, lk.ShardCache(tmp_path, 100)):
+    for file in open_shards(put(remote, [30]), 1, {}):
         assert len(file.read(10)) == 10
         with pytest.raises(OSError, match=r"0\.tar gave no complete answer"):
             file.read(1)
-    assert kept(tmp_path) == []
 
 
 def test_a_file_that_became_shorter_is_named(remote, chunks_of):
@@ -200,151 +192,6 @@ def test_a_loop_that_is_left_closes_its_file_and_asks_for_no_more(remote, chunks
     assert len(remote.asked) <= 4
     with pytest.raises(ValueError, match="closed"):
         file.read()
-
-
-# Kept in a local folder
-
-SIZE = 1000
-
-
-def kept(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def n_asked(remote, path="0.tar") -> int:
-    return [asked for asked, _ in remote.asked].count(path)
-
-
-@pytest.fixture
-def three(remote, chunks_of) -> list[str]:
-    """The URLs of three files of ten chunks each."""
-    chunks_of(100)
-    return put(remote, [SIZE] * 3)
-
-
-def path_in(cache: lk.ShardCache, url: str, size: int, version: str) -> Path:
-    return cache.path(SimpleNamespace(name=url), size, version)
-
-
-ROOM, SIZES = 2000, (600, 900, 1400, 2100)  # for the last there is no room
-ACTS = st.sampled_from(["read", "read", "read", "another version", "another size", "no version", "cut in the cache"])
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(ACTS, st.integers(0, 3)), max_size=20))
-@example([("read", number) for number in (0, 1, 0, 2, 0, 1, 3, 3)])
-@example([("read", 0), ("cut in the cache", 0), ("read", 0), ("another size", 0), ("read", 0), ("read", 0)])
-@example([("read", 0), ("another size", 0), ("read", 0), ("another version", 0), ("read", 0), ("read", 0)])
-@example([("read", 0), ("another version", 0), ("read", 0), ("no version", 0), ("read", 0), ("read", 0)])
-def test_what_was_used_last_is_kept_as_it_is_and_fetched_once(remote, tmp_path, acts):
-    """Against a model: the bytes on the disk of what is in the cache, from the one used longest ago."""
-    cache, versions, model = lk.ShardCache(tempfile.mkdtemp(dir=tmp_path), ROOM), itertools.count(2), {}
-    remote.versions.clear()
-    urls = put(remote, SIZES)
-    for act, number in acts:
-        name = f"{number}.tar"
-        own = url, size, version = urls[number], len(remote.files[name]), remote.versions.get(name, "1")
-        if act == "another version":
-            remote.files[name], remote.versions[name] = os.urandom(size), f"{next(versions)}"
-        elif act == "no version":
-            remote.files[name], remote.versions[name] = os.urandom(size), ""
-        elif act == "another size":
-            remote.files[name] = os.urandom(size - 1)
-        elif act == "cut in the cache" and own in model:
-            model[own] //= 2
-            path = path_in(cache, *own)
-            used_ns = path.stat().st_mtime_ns
-            os.truncate(path, model[own])
-            os.utime(path, ns=(used_ns, used_ns))
-        elif act == "read":
-            remote.asked.clear()
-            assert read_all([url], 1, cache) == [remote.files[name]]
-            is_kept = model.get(own) == size
-            assert bool(remote.asked) != is_kept
-            if not is_kept and version and size <= ROOM:
-                while sum(model.values()) + size > ROOM:
-                    model.pop(next(iter(model)))
-                model[own] = size
-            if own in model:
-                model[own] = model.pop(own)  # the one used last, whose time is not set here
-            for used_s, each in enumerate([*model][:-1]):
-                os.utime(path_in(cache, *each), (used_s, used_s))
-        assert kept(cache.folder) == sorted(path_in(cache, *each).name for each in model), "no lock, and no part"
-
-
-def test_a_shard_that_is_read_keeps_its_bytes(remote, three, tmp_path):
-    cache = lk.ShardCache(tmp_path, SIZE)
-    read_all(three[:1], 1, cache)
-    before = kept(tmp_path)
-    for file in open_shards(three[:1], 1, {}, cache):
-        begun = file.read(10)
-        assert read_all(three[1:2], 1, cache) == [remote.files["1.tar"]]
-        assert not set(kept(tmp_path)) & set(before)
-        assert begun + file.read() == remote.files["0.tar"]
-    assert n_asked(remote) == 10
-
-
-def test_what_others_write_counts(remote, three, tmp_path):
-    """Two shards are fetched at a time, and there is room for one."""
-    cache = lk.ShardCache(tmp_path, 2 * SIZE - 1)
-    for file in open_shards(three[:1], 1, {}, cache):
-        begun = file.read(1)
-        assert read_all(three[1:2], 1, cache) == [remote.files["1.tar"]]
-        assert begun + file.read() == remote.files["0.tar"]
-    assert len(kept(tmp_path)) == 1
-    assert read_all(three[1:2], 1, cache) == [remote.files["1.tar"]]
-    assert len(kept(tmp_path)) == 1
-    assert (n_asked(remote, "0.tar"), n_asked(remote, "1.tar")) == (10, 20)
-
-
-def test_a_reader_that_leaves_keeps_nothing(three, tmp_path):
-    left = open_shards(three[:1], 1, {}, lk.ShardCache(tmp_path, SIZE))
-    next(left).read(1)
-    assert [Path(name).suffix for name in kept(tmp_path)] == [".partial"]
-    left.close()
-    assert kept(tmp_path) == []
-
-
-def test_a_full_disk_is_named(three, tmp_path, monkeypatch):
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left") as caught:
-        read_all(three[:1], 1, lk.ShardCache(tmp_path, SIZE))
-    assert str(tmp_path) in str(caught.value.filename)
-    assert kept(tmp_path) == []
-
-
-@pytest.mark.parametrize("wrong", [0, 1.5])
-def test_a_wrong_limit_is_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match="max_bytes must be an integer >= 1"):
-        lk.ShardCache(tmp_path, wrong)
-
-
-def test_three_processes_that_fetch_the_same_keep_it_once(remote, three, tmp_path):
-    ready = multiprocessing.get_context("fork").Barrier(3)
-
-    def read():
-        ready.wait(LONGEST_S)
-        return read_all(three[:1], 1, lk.ShardCache(tmp_path, 3 * SIZE)) == [remote.files["0.tar"]]
-
-    assert in_children("fork", read, (), (), ()) == [True] * 3
-    assert len(kept(tmp_path)) == 1
-
-
-def test_a_kill_leaves_no_broken_file(remote, three, tmp_path):
-    def fetch_and_die():
-        remote.hook = staticmethod(lambda path, start: start == 500 and os.kill(os.getpid(), signal.SIGKILL))
-        read_all(three[:1], 1, lk.ShardCache(tmp_path, SIZE))
-
-    child = multiprocessing.get_context("fork").Process(target=fetch_and_die)
-    child.start()
-    child.join(LONGEST_S)
-    assert child.exitcode == -signal.SIGKILL
-    assert not [name for name in kept(tmp_path) if name.endswith(".shard")]
-    assert read_all(three[:1], 1, lk.ShardCache(tmp_path, SIZE)) == [remote.files["0.tar"]]
-    assert [Path(name).suffix for name in kept(tmp_path)] == [".shard"]
 
 
 # Read as a data set
@@ -394,8 +241,8 @@ def test_braces_in_a_url_stand_for_shards(http, expected):
 
 
 def test_s3_gives_the_items_of_the_disk_by_as_many_connections_as_are_asked_for(s3, expected, monkeypatch):
-    allowed, allow_requests = set(), shard_cache.allow_requests
-    monkeypatch.setattr(shard_cache, "allow_requests", lambda blob, n: allowed.add(n) or allow_requests(blob, n))
+    allowed, allow_requests = set(), shards_fetch.allow_requests
+    monkeypatch.setattr(shards_fetch, "allow_requests", lambda blob, n: allowed.add(n) or allow_requests(blob, n))
     dataset = lk.read_shards("s3://photos", storage_options=s3, verify=True, reads_in_flight=4)
     assert sums(dataset) == expected
     assert dataset.classes is not None
@@ -403,37 +250,20 @@ def test_s3_gives_the_items_of_the_disk_by_as_many_connections_as_are_asked_for(
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(
-    ("reads_in_flight", "cache_bytes"), [(1, 0), (4, 0), (30, 0), (1, 10**8), (3, 10**8), (3, 200_000), (1, 1000)]
-)
-def test_the_same_samples_come_in_the_same_order(shards, http, tmp_path, shuffle, reads_in_flight, cache_bytes):
-    """However many are in flight, and whether all, some or none find room in a cache."""
-    cache = lk.ShardCache(tmp_path, cache_bytes) if cache_bytes else None
-    far = lk.read_shards(
-        http, shuffle=shuffle, shuffle_buffer=8, verify=True, reads_in_flight=reads_in_flight, cache=cache
-    )
+@pytest.mark.parametrize("reads_in_flight", [1, 4, 30])
+def test_the_same_samples_come_in_the_same_order(shards, http, shuffle, reads_in_flight):
+    far = lk.read_shards(http, shuffle=shuffle, shuffle_buffer=8, verify=True, reads_in_flight=reads_in_flight)
     expected = samples(lk.read_shards(shards, shuffle=shuffle, shuffle_buffer=8))
     assert [samples(far), samples(far)] == [expected] * 2
-    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert sum(sizes) <= cache_bytes
-    assert (len(sizes) == 5) == (cache_bytes == 10**8)
-
-
-def test_local_shards_stay_where_they_are(shards, tmp_path):
-    dataset = lk.read_shards(shards, cache=lk.ShardCache(tmp_path / "kept", 10**8))
-    assert samples(dataset) == samples(lk.read_shards(shards))
-    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer": 5}, {"samples_per_rank": 9}])
-def test_a_resume_in_mid_epoch_goes_on(shards, http, tmp_path, options):
-    expected = sums(lk.read_shards(shards, **options))
-    for far in ({"reads_in_flight": 3}, {"cache": lk.ShardCache(tmp_path, 10**8)}):
-        stopped, resumed = (lk.read_shards(http, **options, **far) for _ in range(2))
-        begun = iter(stopped)
-        first = sums(next(begun) for _ in range(5))
-        resumed.load_state_dict(stopped.state_dict())
-        assert first + sums(resumed) == expected
+def test_a_resume_in_mid_epoch_goes_on(shards, http, options):
+    stopped, resumed = (lk.read_shards(http, **options, reads_in_flight=3) for _ in range(2))
+    begun = iter(stopped)
+    first = sums(next(begun) for _ in range(5))
+    resumed.load_state_dict(stopped.state_dict())
+    assert first + sums(resumed) == sums(lk.read_shards(shards, **options))
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -446,6 +276,11 @@ def test_workers_open_connections_of_their_own(http, s3, expected, method):
     assert sorted(sums(two)) == sorted(expected)
 
 
+def test_an_argument_of_earlier_versions_names_what_takes_its_place(shards):
+    with pytest.raises(TypeError, match=r"no longer has the argument 'cache': copy the shards to a local folder first"):
+        lk.read_shards(shards, cache=None)
+
+
 def test_a_cut_shard_is_named(http, s3):
     for url, options in ((http, {}), ("s3://photos/", s3)):
         came = []
@@ -455,7 +290,7 @@ def test_a_cut_shard_is_named(http, s3):
         assert len(came) in (1, 2)
 
 
-def test_what_is_not_there_is_named(http, s3, tmp_path):
+def test_what_is_not_there_is_named(http, s3):
     """Without credentials, which tests/hardening/test_credentials.py sees to."""
     for url in (f"{http}no.tar", f"{http}no/folder/"):
         with pytest.raises(FileNotFoundError, match=r"no.*does not exist"):
@@ -463,19 +298,10 @@ def test_what_is_not_there_is_named(http, s3, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(lk.read_shards("s3://photos/no.tar", storage_options=s3))
     urls = [f"{http}shard-000000.tar", f"{http}no.tar"]
-    cached = lk.read_shards(urls, cache=lk.ShardCache(tmp_path, 10**8)).samples()
-    assert all(next(cached)["__key__"] for _ in range(3))
+    far = lk.read_shards(urls).samples()
+    assert all(next(far)["__key__"] for _ in range(3))
     with pytest.raises(FileNotFoundError, match=r"no\.tar does not exist"):
-        next(cached)
-
-
-def test_a_loop_that_is_left_closes_the_files_of_its_cache(http, tmp_path):
-    urls = [f"{http}shard-00000{number}.tar" for number in range(5)]
-    for reading in (open_shards(urls, 2, {}, lk.ShardCache(tmp_path, 10**8)) for _ in range(2)):
-        next(reading).read()
-        reading.close()
-    join_fetchers()
-    assert not any(str(tmp_path) in file.path for file in psutil.Process().open_files())
+        next(far)
 
 
 # WebDataset itself

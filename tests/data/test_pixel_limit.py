@@ -1,0 +1,75 @@
+"""Pillow's limit of pixels is labkit's: as it is when an image is read, in this process and in those that it starts."""
+
+from contextlib import nullcontext
+
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import labkit as lk
+from labkit.data.headers import read_header
+from labkit.errors import ItemErrors
+from tests.image_files import write_pictures
+
+REMEDY = r"if you trust the file, set PIL\.Image\.MAX_IMAGE_PIXELS = None, or to half the pixels"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Of 320 pixels each."""
+    return write_pictures(tmp_path / "photos", "a/1.jpg", "a/2.png", "b/3.png", "b/4.webp", size=(20, 16))
+
+
+@pytest.fixture
+def low(monkeypatch):
+    """A limit, set after all imports, that the photos exceed."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 159)
+    return lambda limit: monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+
+
+def n_read(items) -> int:
+    return sum(1 for _ in items)
+
+
+DOORS = {
+    "decode": lambda root, out: [lk.decode(data) for data in map(lk.FolderStore(root).read, ("a/1.jpg", "a/2.png"))],
+    "ImageDataset": lambda root, out: list(lk.ImageDataset(root)),
+    "PILDataset": lambda root, out: list(lk.PILDataset(lk.FolderStore(root))),
+    "BatchLoader": lambda root, out: list(lk.BatchLoader(root, batch_size=1, size=8)),
+    "PixelStore": lambda root, out: lk.PixelStore.build(root, out / "pixels", progress=False),
+    "PixelStore, spawned": lambda root, out: lk.PixelStore.build(
+        root, out / "pixels", engine="local", num_workers=2, progress=False
+    ),
+    "read_shards": lambda root, out: list(
+        lk.read_shards(lk.write_shards(root, out / "shards", engine="threads", progress=False))
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "door", [pytest.param(door, marks=[pytest.mark.exhaustive] * door.endswith("spawned")) for door in DOORS]
+)
+def test_the_error_names_the_remedy_and_that_works(photos, tmp_path, low, door):
+    with pytest.raises((lk.DecodeError, ItemErrors), match=REMEDY):
+        DOORS[door](photos, tmp_path)
+    for limit in (None, 160):
+        low(limit)
+        assert len(DOORS[door](photos, tmp_path / str(limit))) >= 2
+
+
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.exhaustive), "forkserver"])
+def test_workers_have_it_too(photos, tmp_path, low, method):
+    shards = lk.write_shards(photos, tmp_path / "shards", engine="threads", progress=False)
+    for dataset in (lk.ImageDataset(photos), lk.read_shards(shards)):
+        for limit in (159, None):
+            low(limit)
+            loader = DataLoader(dataset, None, num_workers=1, multiprocessing_context=method)
+            with nullcontext() if limit is None else pytest.raises(lk.DecodeError, match=REMEDY):
+                assert n_read(loader) == 4
+
+
+def test_a_header_says_the_same(photos, low):
+    path = str(photos / "a" / "2.png")
+    assert "set PIL.Image.MAX_IMAGE_PIXELS = None" in read_header(path).error
+    low(None)
+    assert read_header(path).width == 20
