@@ -246,7 +246,7 @@ def read_labels(
         for row, data in zip(order, reads, strict=True):
             try:
                 labels[row] = int(data) if suffix == ".cls" else json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter of JSON that is nested too deeply
                 raise ArgumentError(
                     f"{name} has {data[:20]!r} as the {suffix} member of {keys[row]!r}, which is no label: {rest}"
                 ) from None
