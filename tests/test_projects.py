@@ -226,6 +226,11 @@ def of_resumed(project, names, loader):
     return training()(project, names, lk.BatchLoader("photos"))
 
 
+def of_rows(project, names, loader):
+    names["loader"] = [(batch["image"], batch["label"]) for batch in loader]
+    return whole()(project, names, loader)
+
+
 def of_mixing(project, names, targets):
     assert names["images"].is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(targets.sum(1), torch.ones(len(KEYS)))
@@ -240,7 +245,10 @@ PLAIN = {
     },
     "Several labels for each image": training(of_table(TAGS, lambda row: torch.tensor(row.tolist()))),
     "Regression": training(of_table("age", lambda age: torch.tensor(float(age)))),
-    "Captions": training(of_table("caption", str)),
+    "Labels from names": training(),
+    "Captions": lambda project, names, loader: drawn(
+        project.photos.values(), names["photos"].transform, {key: project.table.loc[key, "caption"] for key in KEYS}
+    ),
     "Predictions with the names of the files": of_predictions,
     "Masks": pairs(lambda project, key: project.mask[key]),
     "Boxes": of_boxes,
@@ -270,7 +278,7 @@ PLAIN = {
         "shards": lambda project, names, loader: drawn(project.photos.values(), names["steps"]),
     },
     "In memory": whole(),
-    "Hugging Face": whole(),
+    "Hugging Face": of_rows,
     "Parquet": whole(),
     "MixUp, mixed precision, channels last": {"targets": of_mixing},
 }

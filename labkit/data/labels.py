@@ -520,7 +520,7 @@ def _values_for(name: str, keys: Sequence[str], labels: Any, is_sorted: bool = F
             f"labels has {len(values)} labels, and {name} {n_images(len(keys))}: a sequence has one for each, in the "
             "order of keys=; a mapping may have more"
         )
-    if is_sorted:
+    if is_sorted and len(keys) > 1:
         raise ArgumentError(
             f"labels is {kind}, which goes by position, and the names of the images in {name} were found "
             "and sorted, which may be another order than that of the labels: pass keys=names, too, with the name of "

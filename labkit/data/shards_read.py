@@ -696,8 +696,8 @@ def read_shards(
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
     A label is what `write_shards` was given. In shards of other tools it is the number in a sample's `.cls`; or if it
-    has none, the caption in its `.txt`, as img2dataset writes them; or else what its `.json` holds, where a list of
-    numbers is a vector. Captions and what else are no numbers need `collate_fn=lk.collate`: torch's own takes it apart.
+    has none, the text in its `.txt`, as img2dataset writes them; or else what its `.json` holds, where a list of
+    numbers is a vector. Texts and what else are no numbers need `collate_fn=lk.collate`: torch's own takes it apart.
 
     Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
     per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
@@ -723,7 +723,7 @@ def read_shards(
         reads_in_flight: Requests at a time per process, each for 4 MiB, of which `reads_in_flight + 1` are in memory.
 
     Returns: A `ShardDataset` of `(image, label)`: image uint8 (3, H, W) RGB; label as in `ImageDataset`: an int; for
-        floats a float32 tensor (), for vectors a tensor (C,), for captions a string, or what the JSON holds. It can
+        floats a float32 tensor (), for vectors a tensor (C,), for texts a string, or what the JSON holds. It can
         resume in mid-epoch, by its `state_dict` and `load_state_dict`, or those of torchdata's `StatefulDataLoader`
         around it.
 

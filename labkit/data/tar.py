@@ -200,7 +200,11 @@ LABEL_SUFFIXES = [".cls", ".txt", ".json"]  # the first of these that there is, 
 
 def label_places(index: "TarIndex", images: Sequence[str]) -> np.ndarray:
     """Offset and size of the members beside each image, one of each suffix: int64 (images, suffixes, 2), or -1."""
-    rows = {name: row for row, name in enumerate(index.names) if name.endswith(tuple(LABEL_SUFFIXES))}
+    rows = {}
+    for row, name in enumerate(index.names):
+        stem, dot, suffix = name.rpartition(".")
+        if dot + suffix.lower() in LABEL_SUFFIXES:  # as for WebDataset, whatever their case
+            rows[stem + dot + suffix.lower()] = row
     parted = (image.rpartition("/") for image in images)
     stems = (folder + slash + name.partition(".")[0] for folder, slash, name in parted)
     found = [[rows.get(stem + suffix, -1) for suffix in LABEL_SUFFIXES] for stem in stems]
@@ -257,11 +261,16 @@ def read_labels(
         reads = (pool.map if n_at_once > 1 else map)(lambda row: read(keys[row], places[row]), order)
         for row, data in zip(order, reads, strict=True):
             try:
-                labels[row] = int(data) if suffix == ".cls" else json.loads(data)
-            except ValueError:
+                labels[row] = label = int(data) if suffix == ".cls" else json.loads(data)
+            except (ValueError, RecursionError):  # the latter of JSON that is nested too deeply
                 raise ArgumentError(
                     f"{name} has {data[:20]!r} as the {suffix} member of {keys[row]!r}, which is no label: {rest}"
                 ) from None
+            if isinstance(label, str | dict) or label is None:
+                raise ArgumentError(
+                    f"the labels in {name}, in .json members, are no numbers, such as {label!r:.50} of {keys[row]!r}: "
+                    f"lk.read_shards gives them; here, {rest}"
+                )
     return labels
 
 

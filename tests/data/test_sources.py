@@ -351,6 +351,8 @@ class TestShards:
         ({"0.jpg": b"", "0.cls": b"cat"}, r"has b'cat' as the .cls member of '0.jpg', which is no label: pass"),
         ({"0.jpg": b"", "0.txt": b"a dog"}, r"are texts, in .txt members, which lk.read_shards gives: pass labels="),
         ({"0.jpg": b"", "0.json": b"{"}, r"which is no label"),
+        ({"0.jpg": b"", "0.json": b"[" * 100_000}, r"which is no label"),
+        ({"0.jpg": b"", "0.json": b'{"a": 1}'}, r"in .json members, are no numbers, such as {'a': 1} of '0.jpg'"),
         ({"0.jpg": b"", "0.seg.png": b"", "0.cls": b"1"}, "'0.jpg' and '0.seg.png' in .* are images of one sample"),
     ])  # fmt: skip
     def test_with_broken_labels_are_refused_where_these_are_used(self, files, said, tmp_path):
@@ -454,7 +456,9 @@ def test_labels_beside_images_in_a_tar_are_the_same_by_every_door(form, tmp_path
     values = {"cls": [0, 2, 1, 1, 0, 2], "floats": [0.5, 2, 1.25, 1, 0, 2], "vectors": [[n, 1] for n in range(6)]}[form]
     keys = [f"{folder}/{number}" for folder in "ab" for number in range(3)]
     suffix = "cls" if form == "cls" else "json"
-    members = {f"{key}.{suffix}": json.dumps(value).encode() for key, value in zip(keys, values, strict=True)}
+    # The suffix counts in any case, as for WebDataset.
+    names = [f"{key}.{suffix.upper() if number % 2 else suffix}" for number, key in enumerate(keys)]
+    members = {name: json.dumps(value).encode() for name, value in zip(names, values, strict=True)}
     members |= {f"{key}.jpg": FILES[number] for number, key in enumerate(keys)}
     tar = make_tar(tmp_path / "of" / "a.tar", {name: members[name] for name in sorted(members)})
     given = {f"{key}.jpg": torch.tensor(value) for key, value in zip(keys, values, strict=True)}
