@@ -198,7 +198,7 @@ class WatchOptions:
     steps: Report after this many batches of the training; 0: at its end.
     ends: End the script with the report, before anything is saved.
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
-    json, html, trace: Files to write; empty: none.
+    json, html: Files to write; empty: none.
     stall: Seconds without a batch after which to say what the training hangs in; 0: never.
     budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
     """
@@ -208,7 +208,6 @@ class WatchOptions:
     replay: bool = False
     json: str = ""
     html: str = ""
-    trace: str = ""
     stall: float = 60.0
     budget: Mapping[str, float] = field(default_factory=dict)
 
@@ -242,7 +241,7 @@ def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
         program: A script and its arguments; or `-m`, a module and its arguments.
         options: Its files are those of this folder, wherever the script goes.
     """
-    files = {name: os.path.abspath(path) for name in ("json", "html", "trace") if (path := getattr(options, name))}
+    files = {name: os.path.abspath(path) for name in ("json", "html") if (path := getattr(options, name))}
     words = [str(_START), json.dumps({**asdict(options), **files}), *program]
     command = [sys.executable, *_interpreter_options(sys.orig_argv, len(sys.argv) - 1), *words]
     os.execv(sys.executable, command)  # noqa: S606 - no shell
@@ -364,13 +363,7 @@ class _Finish:
             self.status = OVER_BUDGET if said else 0
 
     def _save(self, report: "WatchReport") -> None:
-        from labkit.measure.traces import save_trace
-
-        writers: list[tuple[str, Callable[[str], Path]]] = [
-            (self._options.json, report.save_json), (self._options.html, report.save_html),
-            (self._options.trace, lambda path: save_trace(report.spans, path)),
-        ]  # fmt: skip
-        for path, write in writers:
+        for path, write in ((self._options.json, report.save_json), (self._options.html, report.save_html)):
             if path:
                 try:
                     self._terminal.tell(f"wrote {write(path)}")

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-from dataclasses import replace
 
 import albumentations
 import numpy as np
@@ -19,11 +18,10 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.watching import gains, timings
-from labkit.watching.gains import lines_table
+from labkit.watching import timings
+from labkit.watching.findings import lines_table
 from labkit.watching.lines import MAKING, STEP, Line, LineSampler, Stack, line_of, lines_of, read_stacks, short_path
-from tests.paths import REPO
-from tests.watching.trained import optimizer, train, watched_while
+from tests.watching.trained import optimizer, train
 
 SAMPLED = LineSampler()
 
@@ -402,47 +400,7 @@ class TestASampler:
 
 
 class TestTheReport:
-    @pytest.fixture
-    def stored(self, tmp_path, monkeypatch):
-        """A stored run, to be filled; there is none at first."""
-        monkeypatch.setattr(gains, "STORED", tmp_path / "results.json")
-        return lambda found: (tmp_path / "results.json").write_text(json.dumps({"notebooks": found}))
-
-    @pytest.mark.parametrize(
-        ("figures", "told"),
-        [
-            (None, ""),  # installed without notebooks
-            ({"other": [9.0, 8.0, 10.0]}, ""),
-            ({"crops alone over Albumentations": [3.07, 2.5, 3.6]},
-             " (colors on whole batches, on a GPU: 3.07x, notebook 06)"),
-            ({"crops alone over Albumentations": [1.5, 0.9, 2.2]}, ""),  # no gain beyond doubt
-        ],
-    )  # fmt: skip
-    def test_tells_what_the_notebooks_measured_of_a_cure_for_a_line(self, stored, figures, told):
-        if figures is not None:
-            stored({"06_kornia_gpu": {"figures": figures}})
-        table = lines_table(
-            {Line(part, "ColorJitter", "/x/train.py", number): 1.0 for number, part in enumerate((MAKING, STEP))}
-        )
-        report = replace(watched_while(DataLoader(TensorDataset(torch.zeros(80, 4)), 2)).report(), lines=table)
-        assert report.line_sentences[:2] == [
-            f"Making a batch is 100% ColorJitter, /x/train.py:0{told}.", "The step is 100% ColorJitter, /x/train.py:1."
-        ]  # fmt: skip
-        row = report.to_dict()["lines"][0]
-        assert (row["gain"], row["notebook"]) == ((3.07, "06_kornia_gpu") if told else (None, ""))
-
-    @pytest.mark.parametrize("text", ["", "[]", '{"notebooks": {"06_kornia_gpu": 3}}'])
-    def test_tells_no_gain_of_a_damaged_run(self, stored, tmp_path, text):
-        (tmp_path / "results.json").write_text(text)
-        assert gains.gain_of("ColorJitter") == gains.Gain()
-
-    def test_names_figures_that_the_stored_run_has(self):
-        run = json.loads((REPO / "notebooks" / "results.json").read_text())["notebooks"]
-        for what, (_, notebook, figure) in gains.CURES.items():
-            ratio, low, _ = run[notebook]["figures"][figure]
-            assert gains.gain_of(what).gain == (ratio if low > 1 else None)
-
-    def test_tells_the_largest_lines_of_each_part(self, stored, tmp_path, monkeypatch):
+    def test_tells_the_largest_lines_of_each_part(self, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
         with lk.watch() as watched:
             train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2))
@@ -458,6 +416,8 @@ class TestTheReport:
         assert report.line_sentences == [f"{told}7% crop, /x/train.py:11."]
         assert told in repr(report)
         assert told in report._repr_html_()
+        page = report.save_html(tmp_path / "page.html").read_text()
+        assert "<td>ColorJitter</td>" in page.partition("What making a batch is")[2]
         assert [row["what"] for row in report.to_dict()["lines"]] == ["ColorJitter", "convert", "open", "crop"]
         assert report.to_dict()["lines"][0]["share"] == pytest.approx(6.2 / 9.95)
 

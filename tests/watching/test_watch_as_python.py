@@ -415,15 +415,19 @@ class TestTrainings:
         assert done.returncode == 2
         assert "watch has no option --epochs: write those of the script after" in " ".join(done.stderr.split())
 
+    def test_with_an_option_that_is_gone_name_its_successor(self):
+        done = python(*WATCH, "--trace", "trace.json", TRAINS, "trains", 1, env=ENVIRONMENT | {"COLUMNS": "200"})
+        assert done.returncode == 2
+        assert "watch has no option --trace: export a trace for Perfetto by torch.profiler" in done.stderr
+
     def test_of_a_module_go_on_after_their_report_and_files(self, tmp_path):
-        files = {name: tmp_path / f"found.{name}" for name in ("json", "html", "trace")}
+        files = {name: tmp_path / f"found.{name}" for name in ("json", "html")}
         options = [word for name, path in files.items() for word in (f"--{name}", path)]
         module = "tests.watching.training_script"
         done = python(*WATCH, *options, "--steps", "20", "-m", module, "trains", "0", cwd=REPO)
         assert done.returncode == 0
         assert "1 59 " in done.stdout  # it went on after its report
         assert "<img" in files["html"].read_text()
-        assert json.loads(files["trace"].read_text())["traceEvents"]
         found = json.loads(files["json"].read_text())
         assert found["command"] == f"-m {module} trains 0"
         assert sum(found["shares"].values()) == pytest.approx(1)
