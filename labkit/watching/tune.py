@@ -15,9 +15,9 @@ from labkit.loading.torch_loader import LoaderConfig, allow_waiting_workers, cor
 from labkit.measure.compare import compare
 from labkit.measure.statistics import quiet_summary
 from labkit.measure.steady import ReplayLoader, with_step
+from labkit.measure.unchanged import unchanged
 from labkit.util.arguments import require_int, require_positive
 from labkit.util.machine import usable_cores
-from labkit.util.process import preserve_rng_state
 from labkit.watching.diagnose import counted
 
 DEFAULT, STEP_ALONE = "default", "step alone"
@@ -96,7 +96,7 @@ def tune(
     configs = {DEFAULT: config}
     configs |= {_label(count): _with_workers(config, count) for count in sorted({*counts} - {usual})}
     loaders: dict[str, Any] = {label: make_loader(some, each, **own) for label, each in configs.items()}
-    with preserve_rng_state():
+    with unchanged():
         try:
             if step:
                 kept = ReplayLoader(make_loader(some, _with_workers(config, 0), **own), _KEPT, length=n_batches)
