@@ -433,6 +433,13 @@ class ShardDataset(IterableDataset):
         self._warn(here, begun)
         return self._items(here, self._progress)
 
+    def _place(self) -> Any:
+        return len(self._counter._notes()), self._progress and replace(self._progress), self._progress, self._saved
+
+    def _return_to(self, place: Any) -> None:
+        n_bytes, _, self._progress, self._saved = place
+        os.ftruncate(self._counter._file.fileno(), n_bytes)
+
     def samples(self) -> Iterator[dict[str, Any]]:
         """This process' part of an epoch, undecoded: `__key__`, `__url__`, and each member's bytes by its suffix.
 

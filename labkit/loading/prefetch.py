@@ -70,6 +70,12 @@ class CUDAPrefetcher(LoaderWrapper):
         found = getattr(self.loader, name)  # batch_size, num_workers, set_epoch, dataset, ...
         return {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}.get(name, found)
 
+    def _place(self) -> Any:
+        return self._state
+
+    def _return_to(self, place: Any) -> None:
+        self._state = place
+
     def _state_dict(self) -> Any:
         return self.loader.state_dict() if self._state is None else self._state
 

@@ -250,6 +250,21 @@ class Resumable(ABC):
         self.epoch = state["epoch"]
         self._resumed = self.epoch, n_batches, before, order_crc32, state.get("generator", "")
 
+    def _place(self) -> Any:
+        """Where it stands, for `_return_to`."""
+        told = dict(self._epochs._left)
+        return self.epoch, self._newest, self._resumed, told, [getattr(s, "epoch", None) for s in self._samplers()]
+
+    def _return_to(self, place: Any) -> None:
+        """Stand there again, whatever passes were begun since."""
+        self.epoch, self._newest, self._resumed, self._epochs._left, epochs = place
+        for sampler, epoch in zip(self._samplers(), epochs, strict=True):
+            if hasattr(sampler, "set_epoch") and sampler.epoch is not epoch:
+                sampler.epoch = epoch
+
+    def _samplers(self) -> list[Any]:
+        return samplers_of(self.batch_sampler)
+
     def _start_counting(self) -> None:
         self._epochs = EpochsOfSamplers()
         self.epoch = self._epochs.read(samplers_of(self.batch_sampler), 0)
