@@ -224,6 +224,13 @@ class _Parts(Replay):
     def ended(self, seen: SeenLoader) -> None:
         """Another epoch follows."""
 
+    def saving(self, loaders: list[SeenLoader]) -> None:
+        """The step may save."""
+
+    def _end_without_steps(self, seen: SeenLoader) -> None:
+        """A step need not use an optimizer."""
+        self._then()
+
     def _is_training(self, seen: SeenLoader) -> bool:
         """Whether it is the loader, and the epoch has enough batches left for all that follows, if any epoch has."""
         if seen is not self._given.seen:

@@ -124,8 +124,9 @@ class Observer:
 
     @property
     def training(self) -> list[SeenLoader]:
-        """The loaders between whose batches optimizers step."""
-        return [loader for loader in self.loaders if loader.trains]
+        """The loaders between whose batches optimizers step; if none do, those that are iterated with gradients."""
+        trains = [loader for loader in self.loaders if loader.trains]
+        return trains or [loader for loader in self.loaders if loader.has_gradients]
 
     @property
     def failed(self) -> list[str]:
@@ -362,6 +363,7 @@ class Observer:
     def _saving(self, original: Any) -> Any:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
+            self.control.saving(self.loaders)
             began_s = time.perf_counter()
             try:
                 return original(*args, **kwargs)
@@ -401,6 +403,7 @@ class Observer:
         return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
+        seen.has_gradients = seen.has_gradients or sys.modules["torch"].is_grad_enabled()
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
         outer, asking.epoch, asking.loaded_s = asking.epoch, epoch, 0.0

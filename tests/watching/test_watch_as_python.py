@@ -36,6 +36,55 @@ train(DataLoader(TensorDataset(torch.zeros(60, 4)), 2))
 """
 
 
+UNSTEPPED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+weight = torch.zeros(4, 1, requires_grad=True)
+loader = DataLoader(TensorDataset(torch.ones(600, 4)), 2)
+
+def descend():
+    with torch.no_grad():
+        weight.sub_(1e-6 * weight.grad)
+    weight.grad = None
+"""
+LOOPS = {
+    "an optimizer of its own": """
+for batch, in loader:
+    (batch @ weight).mean().backward()
+    descend()
+""",
+    "an optimizer of its own, and a validation before it": """
+with torch.no_grad():
+    for batch, in DataLoader(TensorDataset(torch.ones(300, 4)), 2):
+        (batch @ weight).mean()
+for batch, in loader:
+    (batch @ weight).mean().backward()
+    descend()
+""",
+    "steps once an epoch": """
+steps = torch.optim.SGD([weight], 1e-6)
+for epoch in range(2):
+    for batch, in loader:
+        (batch @ weight).mean().backward()
+    steps.step()
+    steps.zero_grad()
+""",
+    "no gradients, and a long epoch": """
+torch.set_grad_enabled(False)
+for epoch in range(3):
+    for batch, in loader:
+        weight.sub_(1e-6 * batch.mean())
+""",
+    "no gradients, and it saves": """
+torch.set_grad_enabled(False)
+for batch, in DataLoader(TensorDataset(torch.ones(60, 4)), 2):
+    weight.sub_(1e-6 * batch.mean())
+torch.save(weight, 'model')
+""",
+}
+
+
 def python(*words, **options):
     options = {"capture_output": True, "text": True, "timeout": 250, "env": ENVIRONMENT, **options}
     return subprocess.run([sys.executable, *map(str, words)], check=False, **options)
@@ -404,6 +453,17 @@ class TestTrainings:
         assert (done.returncode, done.stdout) == (0, "")
         assert not (script("").parent / "model").exists()
         assert "the first epoch, whose 12 batches are too few for it: 48 are enough" in done.stderr
+
+    @pytest.mark.parametrize("options", [["--replay"], ["--steps", "12", "--end"]], ids=lambda options: options[0])
+    @pytest.mark.parametrize("loop", LOOPS)
+    def test_without_steps_between_batches_still_end_before_they_save(self, script, loop, options):
+        path = script(f"{UNSTEPPED}\n{LOOPS[loop]}\nopen('model', 'w').write('new')")
+        (model := path.parent / "model").write_text("old")
+        done = python(*WATCH, *options, path, cwd=path.parent)
+        assert (done.returncode, model.read_text()) == (0, "old"), done.stderr
+        taken = f"The batches of DataLoader {int('validation' in loop)} were taken for the training's, although no"
+        said = "where it would save by torch.save" if "saves" in loop else taken
+        assert said in done.stderr
 
     def test_that_refuse_their_arguments_say_so_alone(self, script):
         refuses = script("import argparse; argparse.ArgumentParser().parse_args()")
