@@ -83,6 +83,7 @@ for batch, in DataLoader(TensorDataset(torch.ones(60, 4)), 2):
 torch.save(weight, 'model')
 """,
 }
+FIRST, *REST = LOOPS
 
 
 def python(*words, **options):
@@ -387,6 +388,17 @@ threading.Thread(target=train, args=(batches,)).start()  # Python waits for it
         assert [(row["num_workers"], row["n_batches"]) for row in rows] == [(0, 30), (0, 12), (2, 12)]
         assert all(row["role"].startswith("training") for row in rows)
 
+    @pytest.mark.parametrize("options", [["--replay"], ["--steps", "12", "--end"]], ids=lambda options: options[0])
+    @pytest.mark.parametrize("loop", [FIRST, *(pytest.param(loop, marks=pytest.mark.exhaustive) for loop in REST)])
+    def test_without_steps_between_batches_still_end_before_they_save(self, script, loop, options):
+        path = script(f"{UNSTEPPED}\n{LOOPS[loop]}\nopen('model', 'w').write('new')")
+        (model := path.parent / "model").write_text("old")
+        done = python(*WATCH, *options, path, cwd=path.parent)
+        assert (done.returncode, model.read_text()) == (0, "old"), done.stderr
+        taken = f"The batches of DataLoader {int('validation' in loop)} were taken for the training's, although no"
+        said = "where it would save by torch.save" if "saves" in loop else taken
+        assert said in done.stderr
+
     @pytest.mark.exhaustive
     def test_tell_of_processes_that_a_script_starts(self, tmp_path, script):
         """Forked and spawned, with workers of their own; one ends by an error. The slowest has the figures."""
@@ -453,17 +465,6 @@ class TestTrainings:
         assert (done.returncode, done.stdout) == (0, "")
         assert not (script("").parent / "model").exists()
         assert "the first epoch, whose 12 batches are too few for it: 48 are enough" in done.stderr
-
-    @pytest.mark.parametrize("options", [["--replay"], ["--steps", "12", "--end"]], ids=lambda options: options[0])
-    @pytest.mark.parametrize("loop", LOOPS)
-    def test_without_steps_between_batches_still_end_before_they_save(self, script, loop, options):
-        path = script(f"{UNSTEPPED}\n{LOOPS[loop]}\nopen('model', 'w').write('new')")
-        (model := path.parent / "model").write_text("old")
-        done = python(*WATCH, *options, path, cwd=path.parent)
-        assert (done.returncode, model.read_text()) == (0, "old"), done.stderr
-        taken = f"The batches of DataLoader {int('validation' in loop)} were taken for the training's, although no"
-        said = "where it would save by torch.save" if "saves" in loop else taken
-        assert said in done.stderr
 
     def test_that_refuse_their_arguments_say_so_alone(self, script):
         refuses = script("import argparse; argparse.ArgumentParser().parse_args()")
