@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +135,25 @@ class TestBeginning:
         if arguments == ["trains"]:  # the same losses and draws, then, bit for bit
             assert (seen["training"]["threads"], seen["training"]["backend"]) == (1, "svg")
             assert len(seen["training"]["losses"]) == 80
+
+    @pytest.mark.parametrize("kind", ["a folder", "a zip", "a package"])
+    def test_a_main_module_sees_what_it_sees_under_python(self, tmp_path, kind):
+        (folder := tmp_path / "trains").mkdir()
+        shutil.copy(SEEN, folder / "__main__.py")
+        zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", folder)
+        words = {"a folder": ["trains"], "a zip": [Path(zipped).name], "a package": ["-m", "trains"]}[kind]
+        plain, watched = two_at_once(*((*first, *words, "a", "--b") for first in ((), WATCH)), cwd=tmp_path)
+        assert watched.returncode == plain.returncode == 0, watched.stderr + plain.stderr
+        assert json.loads(watched.stdout) == json.loads(plain.stdout)
+
+    def test_a_folder_or_zip_without_a_main_module_is_told(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        with zipfile.ZipFile(tmp_path / "empty.zip", "w") as archive:
+            archive.writestr("train.py", "")
+        for name in ("empty", "empty.zip"):
+            done = python(*WATCH, name, cwd=tmp_path)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert f"{name} holds no __main__.py, which python would run" in done.stderr
 
     def test_a_training_and_its_workers_import_no_library_that_is_not_the_scripts(self, script):
         """What the script's own imports bring along is known from `python`: torch, and what that needs."""
