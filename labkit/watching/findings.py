@@ -23,7 +23,7 @@ from labkit.util.arguments import REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
 from labkit.util.pictures import png_base64
-from labkit.watching.accounts import Accounts, costs_of, find_accounts
+from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
 from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise
 from labkit.watching.batches import BatchFacts
 from labkit.watching.epochs import describe_pace, figures_of
@@ -432,7 +432,7 @@ def make_report(
         cpu_share=cpu_share, others_share=others_share, lines=lines_table(lines_of(observer.stacks())),
         **slow_samples(observer.samples(loader, settled=True), loader.name_of),
         gpu_utilization=statistics.fmean(busy) if busy else None,
-        notes=[*_notes(accounts), *observer.failed, *observer.hung],
+        notes=[*_notes(accounts), *_not_covered(observer, accounts), *observer.failed, *observer.hung],
         blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
         batch=batch, pace=figures_of(observer, accounts), epochs=pd.DataFrame(epochs),
         resources=observer.resources.read(
@@ -473,6 +473,30 @@ def _notes(accounts: Accounts) -> list[str]:
     if len(threads) > 1:
         notes.append("A thread of the script reads ahead of the training, which may hide part of these waits.")
     return notes
+
+
+def _not_covered(observer: Observer, accounts: Accounts) -> Iterator[str]:
+    """What the figures leave out of the training, as far as it was seen."""
+    main = accounts.loader
+    spans = Spent(
+        (epoch.began_s, epoch.ended_s or epoch.batches[-1].received_s) for epoch in main.epochs if epoch.batches
+    )
+    others = [
+        each for each in observer.training if each is not main and each.n_batches
+        and not any(spans.meets(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches)
+    ]  # fmt: skip
+    if others and observer.main is None:
+        n_all = main.n_batches + sum(each.n_batches for each in others)
+        yield (
+            f"These figures are of {main.n_batches} of {n_all} batches of the training: those of {main.kind} "
+            f"{main.number}, one of {len(others) + 1} loaders that it takes one after the other."
+        )
+    for each in observer.loaders:
+        if each.has_gradients and each not in (*observer.training, main) and each.n_batches > main.n_batches:
+            yield (
+                f"{each.kind} {each.number} gave {each.n_batches} batches, and the loader of these figures "
+                f"{main.n_batches}, but no optimizer of torch stepped between them: the training may be there."
+            )
 
 
 def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:

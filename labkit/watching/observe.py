@@ -13,8 +13,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -178,6 +179,7 @@ class Observer:
         self.main: SeenLoader | None = None  # the one to report on; None: the one of the training that gives most
         self.n_steps, self.control, self.resources = 0, Control(), ResourceWatch()
         self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
+        self._alike: dict[Any, tuple[SeenLoader, ref[Any], int]] = {}  # the newest loader of each description
         self._lock = threading.Lock()
         self._n_noted = self._n_sample_bytes = 0
         self.device.forget()
@@ -262,11 +264,16 @@ class Observer:
         seen = self._seen.get(known)
         if seen is None:
             with self._lock:
-                kind = type(loader).__name__
-                seen = SeenLoader(len(self.loaders), kind, _traits(loader))
-                seen.name_of = names_of(getattr(loader, "dataset", None))
+                kind, traits, data = type(loader).__name__, _traits(loader), getattr(loader, "dataset", None)
+                sampler = type(getattr(loader, "sampler", None))
+                described = kind, traits, type(data), sampler, _has_gradients(), calls_asking(sys._getframe())
+                seen = self._succeeded(described, data)
+                if seen is None:
+                    seen = SeenLoader(len(self.loaders), kind, traits)
+                    self.loaders.append(seen)
+                self._alike[described] = seen, ref(known), id(data)
+                seen.name_of = names_of(data)
                 seen.places = data_places(loader, seen.name_of(0))
-                self.loaders.append(seen)
                 self._forget_names()
             self._seen.put(known, seen)
         seen.epochs.append(epoch)
@@ -280,6 +287,35 @@ class Observer:
                 folder = self.folder()
                 self._undo.callback(self.stalls.start(folder and os.path.join(folder, "stacks")))
         return seen, epoch
+
+    def _succeeded(self, described: Any, data: Any) -> SeenLoader | None:
+        """The loader whose place a new one takes, as where each epoch makes its own; None: there is none.
+
+        It was made alike and begun by the same code, and is gone, or has ended and loads the same data.
+        """
+        seen, there, data_id = self._alike.get(described, (None, None, 0))
+        if seen is None or there is None:
+            return None
+        is_same = id(data) == data_id and data is not None and seen.epochs[-1].ended_s is not None
+        return seen if there() is None or is_same else None
+
+    def _began_before(self, iterator: Any) -> tuple[SeenLoader, Epoch] | None:
+        """torch's iterator that was begun before it was observed: its batches are noted, its workers note nothing."""
+        data = getattr(iterator, "_dataset", None)
+        if _is_part(SimpleNamespace(dataset=data)):
+            return None
+        seen, _ = found = self._begin(SimpleNamespace(dataset=data), iterator)
+        seen.kind, n_workers = "DataLoader", getattr(iterator, "_num_workers", None)
+        seen.traits = replace(
+            seen.traits, num_workers=n_workers, prefetch_factor=getattr(iterator, "_prefetch_factor", None),
+            pin_memory=bool(getattr(iterator, "_pin_memory", False)),
+        )  # fmt: skip
+        self.failed.append(
+            f"DataLoader {seen.number} was begun before it was observed: what came before is in no figure"
+            + (", and how its workers make batches is not known." if n_workers else ".")
+        )
+        self._epochs.put(iterator, found)
+        return found
 
     def _forget_names(self) -> None:
         """Those of old loaders, whose data sets may be long gone: all but the last few, and the last that trained."""
@@ -352,7 +388,7 @@ class Observer:
     def _giving(self, original: Any) -> Any:
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:
-            found = self._epochs.get(iterator)
+            found = self._epochs.get(iterator) or self._began_before(iterator)
             if found is None:
                 return original(iterator)
             seen, epoch = found
@@ -403,7 +439,7 @@ class Observer:
         return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
-        seen.has_gradients = seen.has_gradients or sys.modules["torch"].is_grad_enabled()
+        seen.has_gradients = seen.has_gradients or _has_gradients()
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
         outer, asking.epoch, asking.loaded_s = asking.epoch, epoch, 0.0
@@ -447,6 +483,11 @@ _LOOKS = 3  # epochs whose first batch is looked at
 def _is_part(loader: Any) -> bool:
     """Whether it is torch's loader in a `BatchLoader` with processes, which is noted itself."""
     return type(getattr(loader, "dataset", None)).__module__ == "labkit.loading.processes"
+
+
+def _has_gradients() -> bool:
+    """Whether torch computes gradients here, as it does in a training and seldom in a validation."""
+    return "torch" in sys.modules and sys.modules["torch"].is_grad_enabled()
 
 
 def _traits(loader: Any) -> LoaderTraits:
@@ -499,6 +540,7 @@ def describe_nothing(observer: Observer) -> str:
         said = (
             "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "
             "started by multiprocessing and that has ended: other libraries' loaders cannot be watched, nor commands "
-            "that the script starts; lk.diagnose(loader, step) takes any iterable"
+            "that the script starts, nor an iterator of lk.BatchLoader that was begun before; "
+            "lk.diagnose(loader, step) takes any iterable"
         )
     return "; ".join([said, *observer.failed])
