@@ -52,7 +52,7 @@ _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
 
 class DifferentWorkWarning(UserWarning):
-    """The variants of a comparison did not deliver the same number of images."""
+    """The variants of a comparison, or the passes of one of them, did not deliver the same number of images."""
 
 
 def compare(
@@ -140,7 +140,16 @@ def compare(
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     # What one pass delivers: how often a loader was lengthened depends on its speed.
-    n_images = {row["variant"]: images for row in rows if (images := row.pop("pass_images")) is not None}
+    passes = [(row["variant"], images) for row in rows if (images := row.pop("pass_images")) is not None]
+    n_images = dict(passes)
+    for label in n_images:
+        of_passes = [images for variant, images in passes if variant == label]
+        if len(set(of_passes)) > 1:
+            message = (
+                f"the passes of {label!r} did not deliver the same number of images: {of_passes}; their rates are of "
+                "different work. Let each pass start from the beginning, as a new iterator of the same data does"
+            )
+            warnings.warn(message, DifferentWorkWarning, stacklevel=2)
     if len(set(n_images.values())) > 1:
         message = f"the variants did not deliver the same number of images: {n_images}"
         warnings.warn(message, DifferentWorkWarning, stacklevel=2)

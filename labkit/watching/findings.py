@@ -91,6 +91,7 @@ class WatchReport:
             and so on, and the seconds of its pauses, `validation_s` and `checkpoint_s`, which no other figure contains.
         epochs: One row per finished epoch, as `Watched.epochs` gives them.
         affinity: The cores that the process may use: others of the training share them, if they may use them, too.
+        in_line_s: Seconds per batch that training waited for one while a later one was ready.
         observed_s: When it was observed from and until, by `time.perf_counter`, one clock for all processes on Linux.
     """
 
@@ -121,6 +122,7 @@ class WatchReport:
     pace: dict[str, float] = field(default_factory=dict)
     epochs: pd.DataFrame = field(default_factory=pd.DataFrame)
     affinity: frozenset[int] = field(default_factory=lambda: frozenset(_affinity(0)))
+    in_line_s: float = 0.0
     observed_s: tuple[float, float] = (0.0, 0.0)
 
     _few = FEW  # batches: with fewer it has no ceiling and no advice
@@ -428,6 +430,7 @@ def make_report(
         shares={"compute": costs.step / costs.together, **costs.lost}, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
         recommendations=advise(costs, loader.traits, accounts.in_line_s), costs=costs,
+        in_line_s=accounts.in_line_s,
         n_batches=len(accounts.of("training")), loaders=_table(observer, accounts), spans=_spans(accounts),
         cpu_share=cpu_share, others_share=others_share, lines=lines_table(lines_of(observer.stacks())),
         **slow_samples(observer.samples(loader, settled=True), loader.name_of),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from itertools import count
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -191,9 +192,9 @@ class Observer:
     def stacks(self) -> dict[Stack, float]:
         """Seconds of each stack of the loaders that train, in this process and in the workers; before `stop`."""
         loaders, found = self.training or self.loaders, defaultdict[Stack, float](float)
-        numbers = {loader.number for loader in loaders}
+        keys = {epoch.key for loader in loaders for epoch in loader.epochs}
         for (part, calls, loader), seconds in line_sampler().counted().items():
-            if loader in numbers:
+            if loader in keys:
                 found[Stack(part, calls)] += seconds
         for folder in (folder for loader in loaders for folder in loader.folders.values()):
             for stack, seconds in read_stacks(folder).items():
@@ -259,8 +260,8 @@ class Observer:
         return _Noted(start(), lambda give: self._give(seen, epoch, give, None))
 
     def _begin(self, loader: Any, stands_for_it: Any = None) -> tuple[SeenLoader, Epoch]:
-        epoch = Epoch(time.perf_counter(), threading.get_ident(), device_began=self.device.mark())
         known = loader if stands_for_it is None else stands_for_it
+        epoch = Epoch(time.perf_counter(), threading.get_ident(), key=_key_of(known), device_began=self.device.mark())
         seen = self._seen.get(known)
         if seen is None:
             with self._lock:
@@ -447,7 +448,7 @@ class Observer:
         self._does("waits", seen, epoch, worker, iterator)
         lines = line_sampler()
         lines.end(is_left=not epoch.loop)  # the first batch of an epoch ends no step
-        lines.loader = seen.number
+        lines.loader = epoch.key
         queued_asked_s, asked_s, cpu_asked_s = run_queue_s(), time.perf_counter(), time.process_time()
         try:
             data = give()
@@ -472,7 +473,7 @@ class Observer:
             own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
             epoch.batches.append(Batch(asked_s, received_s, *own))
         self._does("steps", seen, epoch, worker, iterator)
-        lines.loader, lines.loop = seen.number, epoch.loop
+        lines.loader, lines.loop = epoch.key, epoch.loop
         lines.begin(STEP)
         return data
 
@@ -483,6 +484,16 @@ _LOOKS = 3  # epochs whose first batch is looked at
 def _is_part(loader: Any) -> bool:
     """Whether it is torch's loader in a `BatchLoader` with processes, which is noted itself."""
     return type(getattr(loader, "dataset", None)).__module__ == "labkit.loading.processes"
+
+
+_keys, _free_keys = Known(), count()
+
+
+def _key_of(loader: Any) -> int:
+    """The loader's own number in this process: one observer may run within another, and each counts for itself."""
+    if (key := _keys.get(loader)) is None:
+        _keys.put(loader, key := next(_free_keys))
+    return key
 
 
 def _has_gradients() -> bool:

@@ -73,6 +73,7 @@ class Epoch:
     samples: list[Noted] = field(default_factory=list)  # of each batch that was made here
     number: int = 0  # of the epoch of its iterator, as its workers count them
     loop: tuple[CodeType, ...] = ()  # code of the calls that ask for its batches, the outermost first
+    key: int = -1  # of its loader, the same for all that observe this process
     device_began: DeviceMark = (0, 0)
     device_ended: DeviceMark | None = None
 

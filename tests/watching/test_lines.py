@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 
 import albumentations
 import numpy as np
@@ -399,18 +400,41 @@ class TestASampler:
         assert lines_of(read_stacks(str(tmp_path))) == {Line(MAKING, name, __file__, line_with("# this")): 6.0}
 
 
+def first_work(batch):
+    time.sleep(0.005)
+
+
+def second_work(batch):
+    time.sleep(0.005)
+
+
+def test_an_observer_within_another_has_the_lines_of_its_own_loaders_alone():
+    def names(watched):
+        return {name for stack in watched.observer.stacks() for name, _, _ in stack.calls}
+
+    with lk.watch() as outer:
+        train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2), first_work)
+        with lk.watch() as inner:
+            train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2), second_work)
+            of_inner = names(inner)
+        of_outer = names(outer)
+    assert {"first_work", "second_work"} & of_inner == {"second_work"}
+    assert {"first_work", "second_work"} <= of_outer
+
+
 class TestTheReport:
     def test_tells_the_largest_lines_of_each_part(self, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
         with lk.watch() as watched:
             train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2))
             timings.line_sampler().seconds.clear()
+            key = watched.observer.loaders[0].epochs[0].key
             for what, path, number, seconds in (
                 ("ColorJitter", "/x/train.py", 41, 6.2), ("convert", str(tmp_path / "data.py"), 18, 2.1),
                 ("open", "/x/train.py", 9, 0.9), ("crop", "/x/train.py", 11, 0.7), ("other", "/x/train.py", 12, 0.05),
             ):  # fmt: skip
-                timings.line_sampler().seconds[Stack(MAKING, ((what, path, number),), 0)] = seconds
-            timings.line_sampler().seconds[Stack(STEP, (("backward", "/x/train.py", 50),), 0)] = 0.1
+                timings.line_sampler().seconds[Stack(MAKING, ((what, path, number),), key)] = seconds
+            timings.line_sampler().seconds[Stack(STEP, (("backward", "/x/train.py", 50),), key)] = 0.1
         told = "Making a batch is 62% ColorJitter, /x/train.py:41; 21% convert, data.py:18; 9% open, /x/train.py:9; "
         report = watched.report()
         assert report.line_sentences == [f"{told}7% crop, /x/train.py:11."]

@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloa
 
 import labkit as lk
 from labkit.errors import NothingSeen
+from labkit.watching.advice import Costs, advise
 from labkit.watching.device_times import DeviceTimes
 from labkit.watching.findings import SHARES
-from labkit.watching.ranks import combine_ranks
+from labkit.watching.ranks import combine, combine_ranks
 from labkit.watching.script import Terminal, shown_command
+from labkit.watching.traits import LoaderTraits
 from tests.watching.trained import optimizer, train, watched_while
 
 
@@ -488,6 +490,22 @@ class TestRanks:
             found = combine_ranks(first, FIRST)
             assert found.resources.n_sharing == n_sharing
             assert found.others_share == pytest.approx(others_share)
+
+    @pytest.mark.parametrize(("other", "n_workers"), [({0}, 4), ({1}, 8)])
+    def test_of_mp_spawn_are_advised_the_cores_that_each_has_for_itself(self, report, monkeypatch, other, n_workers):
+        """No variable of the environment tells them how many they are."""
+        monkeypatch.setattr("labkit.watching.advice.usable_cores", lambda: 8)
+        costs = Costs(**dict.fromkeys(Costs.__dataclass_fields__, 0.0) | {
+            "step": 0.01, "prepare": 0.2, "together": 0.21, "making": 0.2,
+        })  # fmt: skip
+        shares = {"compute": 0.05, **costs.lost}
+        alone = replace(
+            report, costs=costs, shares=shares, affinity=frozenset({0}), ceiling_low=21.0, ceiling=21.0,
+            recommendations=advise(costs, LoaderTraits(num_workers=0)),
+        )  # fmt: skip
+        second = replace(alone, affinity=frozenset(other))
+        found = combine("process", [("SpawnProcess-1", alone), ("SpawnProcess-2", second)], "{}", "train.py")
+        assert found.recommendation.settings["num_workers"] == n_workers
 
     def test_are_counted_in_whole_numbers(self, report, folders, capfd):
         assert combine_ranks(replace(report, n_batches=5005), SECOND) is None
