@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from itertools import count
-from types import MappingProxyType, ModuleType, SimpleNamespace
+from types import CodeType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -267,7 +267,7 @@ class Observer:
             with self._lock:
                 kind, traits, data = type(loader).__name__, _traits(loader), getattr(loader, "dataset", None)
                 sampler = type(getattr(loader, "sampler", None))
-                described = kind, traits, type(data), sampler, _has_gradients(), calls_asking(sys._getframe())
+                described = kind, traits, type(data), sampler, _has_gradients(), _lines_asking(sys._getframe())
                 seen = self._succeeded(described, data)
                 if seen is None:
                     seen = SeenLoader(len(self.loaders), kind, traits)
@@ -292,7 +292,7 @@ class Observer:
     def _succeeded(self, described: Any, data: Any) -> SeenLoader | None:
         """The loader whose place a new one takes, as where each epoch makes its own; None: there is none.
 
-        It was made alike and begun by the same code, and is gone, or has ended and loads the same data.
+        It was made alike and begun by the same lines, and is gone, or has ended and loads the same data.
         """
         seen, there, data_id = self._alike.get(described, (None, None, 0))
         if seen is None or there is None:
@@ -494,6 +494,15 @@ def _key_of(loader: Any) -> int:
     if (key := _keys.get(loader)) is None:
         _keys.put(loader, key := next(_free_keys))
     return key
+
+
+def _lines_asking(frame: Any) -> tuple[tuple[CodeType, int], ...]:
+    """The calls that a frame is in, with the lines that they are at."""
+    found = list[tuple[CodeType, int]]()
+    while frame is not None:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def _has_gradients() -> bool:
