@@ -214,7 +214,7 @@ class TestBeginning:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["no.py"], "cannot read no.py"), (["no_script"], "for a module, write -m"), (["."], "Is a directory"),
+            (["no.py"], "cannot read no.py"), (["no_script"], "for a module, write -m"), (["."], "holds no __main__.py"),
             (["python3", "no.py"], "write the script alone"),
             (["-m", "no_module"], "there is no module no_module here"),
             (["-m", "json"], "there is no module json.__main__"),
