@@ -18,7 +18,6 @@ from .measure.steady import (
     whole_pass as whole_pass,
     with_step as with_step,
 )
-from .measure.traces import save_trace as save_trace
 from .data.buckets import Buckets as Buckets
 from .data.dataset import ImageDataset as ImageDataset, PILDataset as PILDataset, collate as collate
 from .data.decode import DECODERS as DECODERS, decode as decode

@@ -257,6 +257,9 @@ def diagnose(
         typer.echo(f"Then: {other}")
 
 
+_GONE = {"--trace": "export a trace for Perfetto by torch.profiler: prof.export_chrome_trace(path)"}
+
+
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def watch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
@@ -269,7 +272,6 @@ def watch(
     end: Annotated[bool, typer.Option("--end", help="End the script after --steps, before it saves anything.")] = False,
     json: Annotated[str, typer.Option(help="File for the figures.")] = "",
     html: Annotated[str, typer.Option(help="File for a page with the timeline.")] = "",
-    trace: Annotated[str, typer.Option(help="File for the timeline, for ui.perfetto.dev.")] = "",
     stall: Annotated[
         float, typer.Option(min=0, help="Seconds without a batch until it says what the script hangs in; 0: never.")
     ] = 60.0,
@@ -283,14 +285,17 @@ def watch(
     from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
     if script.startswith("-"):
-        raise typer.BadParameter(f"watch has no option {script}: write those of the script after its name")
+        name = script.partition("=")[0]
+        raise typer.BadParameter(
+            f"watch has no option {script}: {_GONE.get(name, 'write those of the script after its name')}"
+        )
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):
         shares = parse_budget(budget)
         for name, path in (("json", json), ("html", html)):
             if path:
                 check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
-    run_watched(program, WatchOptions(steps, end, replay, json, html, trace, stall, shares))
+    run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares))
 
 
 @app.command("diff")

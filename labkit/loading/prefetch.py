@@ -75,7 +75,6 @@ class CUDAPrefetcher(LoaderWrapper):
         found = getattr(self.loader, name)  # batch_size, num_workers, dataset, ...
         own = {
             "state_dict": self._state_dict, "load_state_dict": self._load_state_dict, "set_epoch": self._set_epoch,
-            "_place": self._find_place, "_return_to": self._go_back_to,
         }  # fmt: skip
         return own.get(name, found)
 
@@ -112,12 +111,15 @@ class CUDAPrefetcher(LoaderWrapper):
         self.loader.load_state_dict(state)
         self._newest, self._n_loads = None, self._n_loads + 1
 
-    def _find_place(self) -> tuple[Any, ...]:
-        return self.loader._place(), self._newest, self._n_loads
+    def _place(self) -> tuple[Any, ...]:
+        """Where this object and its loader stand, for `_return_to`."""
+        return _place_of(self.loader), self._newest, self._n_loads
 
-    def _go_back_to(self, place: tuple[Any, ...]) -> None:
+    def _return_to(self, place: tuple[Any, ...]) -> None:
+        """Stand again where `_place` was called, as if nothing had been loaded since."""
         of_loader, self._newest, self._n_loads = place
-        self.loader._return_to(of_loader)
+        if of_loader is not None:
+            self.loader._return_to(of_loader)
 
     def _stand_at(self, standing: "_Standing") -> None:
         """Stand at a pass, wherever a look has left this object and the loader."""

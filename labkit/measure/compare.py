@@ -23,6 +23,7 @@ from labkit.measure.frames import make_frame
 from labkit.measure.recorder import current_recorder
 from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
+from labkit.measure.unchanged import unchanged
 from labkit.measure.usage import PeakMemory, tree_usage
 from labkit.util.arguments import is_number, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import is_thorough, scale
@@ -51,7 +52,7 @@ _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
 
 class DifferentWorkWarning(UserWarning):
-    """The variants of a comparison did not deliver the same number of images."""
+    """The variants of a comparison, or the passes of one of them, did not deliver the same number of images."""
 
 
 def compare(
@@ -95,7 +96,8 @@ def compare(
         factors: Further columns, `{"storage": "folder"}` or, by variant, `{"storage": {"tar": "simulated hard disk"}}`.
 
     Returns:
-        One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's.
+        One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's. The loaders
+        are left with the epoch, order and state that they had, and all random generators as they were.
 
     >>> photos = lk.FolderStore("photos")
     >>> loaders = {decoder: lk.make_loader(lk.ImageDataset(photos, decoder=decoder), lk.LoaderConfig(batch_size=1))
@@ -138,7 +140,16 @@ def compare(
     runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     # What one pass delivers: how often a loader was lengthened depends on its speed.
-    n_images = {row["variant"]: images for row in rows if (images := row.pop("pass_images")) is not None}
+    passes = [(row["variant"], images) for row in rows if (images := row.pop("pass_images")) is not None]
+    n_images = dict(passes)
+    for label in n_images:
+        of_passes = [images for variant, images in passes if variant == label]
+        if len(set(of_passes)) > 1:
+            message = (
+                f"the passes of {label!r} did not deliver the same number of images: {of_passes}; their rates are of "
+                "different work. Let each pass start from the beginning, as a new iterator of the same data does"
+            )
+            warnings.warn(message, DifferentWorkWarning, stacklevel=2)
     if len(set(n_images.values())) > 1:
         message = f"the variants did not deliver the same number of images: {n_images}"
         warnings.warn(message, DifferentWorkWarning, stacklevel=2)
@@ -237,7 +248,7 @@ class _Runner:
         n_threads = torch.get_num_threads() if torch else None
         keep_freed_memory()  # else a rate depends on what this process ran before
         bars = progress_bar(show=progress, unit="run")
-        with _frozen_heap(), PeakMemory() as memory, bars as bar:
+        with unchanged() as keep, _frozen_heap(), PeakMemory() as memory, bars as bar:
             while active:
                 memory.is_sampled = number == 0
                 if number == warmups:
@@ -246,7 +257,7 @@ class _Runner:
                     bar.set_description(f"{self.name}: {label}", refresh=False)
                     own = {"variant": label, "round": number, "order": order, "is_warmup": number < warmups}
                     try:
-                        run = self._run(label, memory, is_warmup=number < warmups)
+                        run = self._run(label, memory, keep, is_warmup=number < warmups)
                     finally:
                         if torch and torch.get_num_threads() != n_threads:  # the same for all variants
                             torch.set_num_threads(n_threads)
@@ -258,7 +269,7 @@ class _Runner:
                     active = stopping.next_round(measured, active, self.baseline, number - warmups)
         return sorted(rows, key=lambda row: (row["round"], labels.index(row["variant"])))
 
-    def _run(self, label: str, memory: PeakMemory, *, is_warmup: bool) -> dict[str, Any]:
+    def _run(self, label: str, memory: PeakMemory, keep: Callable[[Any], None], *, is_warmup: bool) -> dict[str, Any]:
         evict = self.evict.get(label) if isinstance(self.evict, Mapping) else self.evict
         evicted = evict() if evict else 0
         gc.collect()
@@ -271,6 +282,7 @@ class _Runner:
             is_warmup=is_warmup,
             peak_mem_mb=memory.end,
             n_steady_batches=self.n_steady_batches.get(label),
+            keep=keep,
         )
         try:
             iterable, measured = watch.time(self.variants[label], lengthen=evict is None)

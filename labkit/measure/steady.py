@@ -18,9 +18,10 @@ from typing import Any
 import pandas as pd
 
 from labkit.errors import ArgumentError, WrongTypeError
+from labkit.measure.unchanged import unchanged
 from labkit.measure.usage import CoreTime, core_time, excluded_cpu_s, tree_usage
 from labkit.util.arguments import require_callable, require_int, require_iterable
-from labkit.util.process import end_workers
+from labkit.util.process import closing_pass
 from labkit.util.tensor_trees import map_tensors, move_tensors
 
 _COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
@@ -106,7 +107,17 @@ def with_step(loader: Iterable[Any], step: Callable[[Any], Any]) -> WithStep:
     return WithStep(loader, step)
 
 
-def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images) -> Iterator[int]:
+class WholePass:
+    """What `whole_pass` returns."""
+
+    def __init__(self, loader: Iterable[Any], count: Callable[[Any], int]):
+        self.loader, self._count = require_iterable("loader", loader, "an iterable of batches"), count
+
+    def __iter__(self) -> Iterator[int]:
+        yield sum(map(self._count, self.loader))
+
+
+def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images) -> WholePass:
     """One pass over a loader as a single batch, for `compare`: the start, the first batch and the end are in its rate.
 
     Args:
@@ -117,7 +128,7 @@ def whole_pass(loader: Iterable[Any], count: Callable[[Any], int] = count_images
 
     Taught in: notebooks/12_find_the_stall.ipynb
     """
-    yield sum(map(count, require_iterable("loader", loader, "an iterable of batches")))
+    return WholePass(loader, count)
 
 
 @contextmanager
@@ -240,6 +251,7 @@ class Stopwatch:
         n_steady_batches: Length of the steady state of a loader that can be lengthened, from an earlier run of it. If
             each run ended when its own clock said so, slow ones would be cut short and fast ones go on: of a loader
             whose pass takes about `min_steady_s`, the mean rate would be too low.
+        keep: Called with the iterable before it is begun: notes where it stands.
 
     Attributes:
         n_steady_batches: After such a run, what the next ones should take.
@@ -251,6 +263,7 @@ class Stopwatch:
     is_warmup: bool = False
     peak_mem_mb: Callable[[], float] = lambda: math.nan
     n_steady_batches: int | None = None
+    keep: Callable[[Any], object] = lambda iterable: None
 
     def time(self, factory: Factory, *, lengthen: bool = True) -> tuple[Any, dict[str, Any]]:
         """Run a factory's iterable to its end; return it, and the run's columns as `labkit.compare` describes them.
@@ -267,8 +280,12 @@ class Stopwatch:
         synchronize()
         started_s = self.clock()
         iterable = factory()
-        with repeating(iterable if lengthen else None, lambda: is_wanted) as per_pass:
-            self._batches, self._per_pass = iter(iterable), per_pass or 0
+        self.keep(iterable)
+        with (
+            repeating(iterable if lengthen else None, lambda: is_wanted) as per_pass,
+            closing_pass(iter(iterable), iterable) as self._batches,
+        ):
+            self._per_pass = per_pass or 0
             ready = self._mark(self.clock())
             if not self._take():
                 raise NoBatch
@@ -345,9 +362,6 @@ class Stopwatch:
             batch = next(self._batches)
         except StopIteration:
             return False
-        except BaseException:
-            end_workers(self._batches)
-            raise
         self._n_batches += 1
         self._n_images += self.count(batch)
         if self._n_batches == self._per_pass:
@@ -410,7 +424,7 @@ class ReplayLoader:
     """The first batches of a loader, kept in memory and repeated: no loader can be faster.
 
     Args:
-        loader: Any iterable of batches; the first `n_batches` are taken at once.
+        loader: Any iterable of batches; the first `n_batches` are taken at once, and the loader is left as it was.
         n_batches: Batches to keep.
         length: Batches in an epoch; the kept ones are repeated. Default: `n_batches`.
         device: Keep the batches there, so that copying to the device is free too.
@@ -433,7 +447,8 @@ class ReplayLoader:
     def __init__(self, loader: Iterable[Any], n_batches: int, *, length: int | None = None, device: Any = None):
         require_int("n_batches", n_batches)
         self.batch_sampler = range(n_batches if length is None else require_int("length", length))
-        kept = [map_tensors(batch, _copy_if_shared) for batch in islice(loader, n_batches)]
+        with unchanged(loader), closing_pass(iter(loader), loader) as batches:
+            kept = [map_tensors(batch, _copy_if_shared) for batch in islice(batches, n_batches)]
         if len(kept) < n_batches:
             raise ArgumentError(
                 f"n_batches is {n_batches}, but the loader gave only {len(kept)} batches: ask for fewer"

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:  # commands that need none of them start without
-    import torch
     from tqdm.auto import tqdm
 
 _LARGEST_BLOCK_BYTES = 32 * 2**20 - 2**16  # glibc learns from blocks of at most 32 MiB, header and rounding included
@@ -57,6 +56,23 @@ def end_workers(batches: Any) -> None:
         getattr(batches, "_shutdown_workers", lambda: None)()
 
 
+@contextmanager
+def closing_pass(batches: Iterator[Any], loader: Any) -> Iterator[Iterator[Any]]:
+    """Close a pass over a loader at the end, as generators and labkit's loaders can; after an error, end its workers.
+
+    Its loader then learns at once that it was left, not when the last reference to it is gone. A loader that is its own
+    iterator stays open.
+    """
+    try:
+        yield batches
+    except BaseException:
+        end_workers(batches)
+        raise
+    finally:
+        if not isinstance(loader, Iterator):
+            getattr(batches, "close", lambda: None)()
+
+
 def number_in_environment(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
     """The number in a variable; `default` where there is none, as where another program left it empty."""
     try:
@@ -95,21 +111,16 @@ def on_cpu() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def preserve_rng_state(*generators: "torch.Generator") -> Iterator[None]:
-    """Restore the global generators at the end: loading in the main process must not reseed the model's dropout.
-
-    Args:
-        generators: Further generators to restore.
-    """
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the global generators at the end: loading in the main process must not reseed the model's dropout."""
     import numpy as np
-    import torch
 
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with ExitStack() as restorers, torch.random.fork_rng(devices):
+    with ExitStack() as restorers:
+        if (torch := sys.modules.get("torch")) is not None:  # else nobody has drawn from its generators
+            devices = range(len(torch.cuda.default_generators)) if torch.cuda.is_initialized() else ()
+            restorers.enter_context(torch.random.fork_rng(devices))
         restorers.callback(random.setstate, random.getstate())
         restorers.callback(np.random.set_state, np.random.get_state())
-        for generator in generators:
-            restorers.callback(generator.set_state, generator.get_state())
         yield
 
 

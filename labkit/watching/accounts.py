@@ -261,6 +261,11 @@ class Spent:
         self._starts = [began_s for began_s, _ in apart]
         self._until = [0.0, *accumulate(ended_s - began_s for began_s, ended_s in apart)]
 
+    def meets(self, start_s: float, end_s: float) -> bool:
+        """Whether any of it was meanwhile."""
+        before = bisect_left(self._starts, end_s)
+        return before > 0 and self._starts[before - 1] + self._until[before] - self._until[before - 1] > start_s
+
     def within(self, start_s: float, end_s: float) -> float:
         first, last = (bisect_left(self._starts, at_s) for at_s in (start_s, end_s))
         return self._until[last] - self._until[first]

@@ -119,16 +119,18 @@ class Recommendation:
         return f" Should bring {self.speedup_low:.2f}x to {self.speedup:.2f}x."
 
 
-def advise(costs: Costs, traits: LoaderTraits, in_line_s: float = 0.0) -> list[Recommendation]:
+def advise(costs: Costs, traits: LoaderTraits, in_line_s: float = 0.0, n_sharing: int = 1) -> list[Recommendation]:
     """What to change, the largest gain first; a single "none" if training does not wait for data.
 
     Args:
         in_line_s: Seconds per batch that training waits for one while a later one is ready.
+        n_sharing: Processes of the training that share the cores, as far as torchrun's variables do not say so.
     """
+    cores = _own_cores(n_sharing)
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
         if share >= MIN_SHARE and _applies(cause, traits):
-            advice = _advise_on(cause, share, costs, traits)
+            advice = _advise_on(cause, share, costs, traits, cores)
             found.setdefault(advice.rung, advice)
     best = list(found.values()) or [_advise_nothing(costs)]
     if traits.in_order and found and in_line_s >= MIN_SHARE * costs.together:
@@ -193,22 +195,22 @@ CAUSES = {
 }  # fmt: skip
 
 
-def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits) -> Recommendation:
+def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits, cores: int) -> Recommendation:
     spent_on, rung, action, notebook = CAUSES[cause]
     if rung == "decoding" and traits.reads_far:
         spent_on = "waiting for batches that are still being read and decoded"
     why = f"{share:.0%} of the time goes into {spent_on}"
     num_workers = math.inf if traits.num_workers is None else traits.num_workers
-    if rung in ("storage", "decoding") and num_workers < _own_cores():
-        return _advise_workers(costs, traits.num_workers or 0, why)
+    if rung in ("storage", "decoding") and num_workers < cores:
+        return _advise_workers(costs, traits.num_workers or 0, why, cores)
     rung, action, notebook = _particular(rung, traits) or (rung, action, notebook)
     speedup = costs.together / max(costs.step, costs.together - costs.lost_s[cause])
     return Recommendation(rung, action, why, speedup, notebook, settings=_settings(rung, traits))
 
 
-def _own_cores() -> int:
-    """Usable cores for this process: the ranks that torchrun starts on a machine share them."""
-    return max(1, usable_cores() // max(1, number_in_environment("LOCAL_WORLD_SIZE", 1)))
+def _own_cores(n_sharing: int) -> int:
+    """Usable cores for this process: the ranks of a training on a machine share them."""
+    return max(1, usable_cores() // max(1, n_sharing, number_in_environment("LOCAL_WORLD_SIZE", 1)))
 
 
 def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
@@ -244,8 +246,7 @@ def _settings(rung: str, traits: LoaderTraits) -> dict[str, Any]:
     return {"persistent_workers": True} if rung == "start" and traits.starts_workers else {}
 
 
-def _advise_workers(costs: Costs, current: int, why: str) -> Recommendation:
-    cores = _own_cores()
+def _advise_workers(costs: Costs, current: int, why: str, cores: int) -> Recommendation:
     action = f"Use {cores} persistent workers instead of {current}: num_workers={cores}, persistent_workers=True"
     making = costs.making or (costs.fetch + costs.prepare) * max(1, current)
     busy = replace(costs, making=making, step=costs.step + costs.copy + costs.hand_over)

@@ -16,15 +16,15 @@ import numpy as np
 from labkit.errors import CannotDiagnose
 from labkit.measure.frames import make_frame
 from labkit.measure.steady import count_images, synchronize
+from labkit.measure.unchanged import unchanged
 from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.util.arguments import require_int
-from labkit.util.process import end_workers, preserve_rng_state
+from labkit.util.process import closing_pass
 from labkit.watching.accounts import Accounts, find_accounts
 from labkit.watching.findings import Diagnosis
 from labkit.watching.observe import Observer
 from labkit.watching.program import KEPT, UNSETTLED, Replay, n_ahead
 from labkit.watching.seen import REPLAY, Control, SeenLoader
-from labkit.watching.traits import torch_loader
 from labkit.watching.watched import Watched
 
 
@@ -102,7 +102,8 @@ def diagnose(
     """Find out what training waits for: `watch` around a loop of a loader and a step, then the step on kept batches.
 
     The step really trains, in the end on a few batches again and again: pass a copy of a model that you need. Batches
-    arrive as the loader gave them, whatever the step does to them; global random generators are restored.
+    arrive as the loader gave them, whatever the step does to them. The loader is left with the epoch, order and state
+    that it had, also in the middle of a pass, and all random generators are as they were.
 
     Args:
         loader: Any iterable of batches that can be iterated again, also of another library.
@@ -123,7 +124,7 @@ def diagnose(
     """
     _check_arguments(loader, step, batches, rounds)
     watched = Watched()
-    with preserve_rng_state(*_generators(torch_loader(loader))):
+    with unchanged(loader):
         watched.start()
         try:
             given = _Batches(loader, watched.observer)
@@ -156,12 +157,6 @@ def _check_arguments(loader: Any, step: Any, batches: int, rounds: int) -> None:
         raise CannotDiagnose(str(error)) from None
 
 
-def _generators(workers: Any) -> set[Any]:
-    """The random generators that decide the order of a loader's data."""
-    found = {getattr(of, "generator", None) for of in (workers, getattr(workers, "sampler", None))}
-    return found - {None}
-
-
 class _Batches:
     """Endless batches of any loader, one epoch after the other, noted also where `watch` does not know it."""
 
@@ -176,14 +171,11 @@ class _Batches:
     def __iter__(self) -> Generator[Any, None, None]:
         n_epochs = 0
         while True:
-            n_batches, batches = 0, self._start()
-            try:
+            n_batches = 0
+            with closing_pass(self._start(), self.loader) as batches:
                 for batch in batches:
                     n_batches += 1
                     yield batch
-            except BaseException:
-                end_workers(batches)
-                raise
             if not n_batches:
                 what = "can be iterated only once: pass an iterable that starts again" if n_epochs else "gives no batch"
                 raise CannotDiagnose(f"the loader, a {type(self.loader).__name__}, {what}")
@@ -231,6 +223,13 @@ class _Parts(Replay):
 
     def ended(self, seen: SeenLoader) -> None:
         """Another epoch follows."""
+
+    def saving(self, loaders: list[SeenLoader]) -> None:
+        """The step may save."""
+
+    def _end_without_steps(self, seen: SeenLoader) -> None:
+        """A step need not use an optimizer."""
+        self._then()
 
     def _is_training(self, seen: SeenLoader) -> bool:
         """Whether it is the loader, and the epoch has enough batches left for all that follows, if any epoch has."""

@@ -23,13 +23,11 @@ from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
 from labkit.util.pictures import png_base64
-from labkit.watching.accounts import Accounts, costs_of, find_accounts
+from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
 from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise
 from labkit.watching.batches import BatchFacts
 from labkit.watching.epochs import describe_pace, figures_of
-from labkit.watching.flames import flame_graph
-from labkit.watching.gains import LEAST_S, LINES_TOLD, lines_table, told_line
-from labkit.watching.lines import MAKING, STEP, Stack, lines_of, short_path
+from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
 from labkit.watching.observe import Observer, describe_nothing
 from labkit.watching.resources import Resources, place_of
 from labkit.watching.runs import blocks_of, ceiling_interval
@@ -81,9 +79,7 @@ class WatchReport:
         ranks: One row per process of a distributed training; None for a single one.
         others_share: Share of the cores that other programs used.
         lines: One row per line of code that the making of batches or the step was seen in, the largest first: `part`,
-            `share` of it, `what` (a transform, or a function that the line calls or is in), `path` and `number`; and
-            where the notebooks measured one, a `cure`, its `gain` (2.0: twice as fast) and the `notebook`.
-        stacks: Seconds of each stack that the lines are from: the page of `save_html` draws them.
+            `share` of it, `what` (a transform, or a function that the line calls or is in), `path` and `number`.
         samples: One row per sample of the slowest twenty: `sample` (its file or key, or its number), `seconds` (mean),
             `share` of the making of all, and where it is an image file `bytes`, `format`, `width` and `height`.
         slow: How many samples of how many are slow, and their share of the making; in a sentence, or empty.
@@ -95,6 +91,7 @@ class WatchReport:
             and so on, and the seconds of its pauses, `validation_s` and `checkpoint_s`, which no other figure contains.
         epochs: One row per finished epoch, as `Watched.epochs` gives them.
         affinity: The cores that the process may use: others of the training share them, if they may use them, too.
+        in_line_s: Seconds per batch that training waited for one while a later one was ready.
         observed_s: When it was observed from and until, by `time.perf_counter`, one clock for all processes on Linux.
     """
 
@@ -118,7 +115,6 @@ class WatchReport:
     lines: pd.DataFrame = field(default_factory=lambda: lines_table({}))
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)
     slow: str = ""
-    stacks: Mapping[Stack, float] = field(default_factory=dict)
     blocks_s: dict[str, list[float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
@@ -126,6 +122,7 @@ class WatchReport:
     pace: dict[str, float] = field(default_factory=dict)
     epochs: pd.DataFrame = field(default_factory=pd.DataFrame)
     affinity: frozenset[int] = field(default_factory=lambda: frozenset(_affinity(0)))
+    in_line_s: float = 0.0
     observed_s: tuple[float, float] = (0.0, 0.0)
 
     _few = FEW  # batches: with fewer it has no ceiling and no advice
@@ -184,7 +181,7 @@ class WatchReport:
     def line_sentences(self) -> list[str]:
         """A sentence on the lines of each part, and one on slow samples."""
         return [
-            f"{part.capitalize()} is {'; '.join(map(told_line, of_part.head(LINES_TOLD).to_dict('records')))}."
+            f"{part.capitalize()} is {'; '.join(map(_told_line, of_part.head(_LINES_TOLD).to_dict('records')))}."
             for part, of_part in self.lines.groupby("part", sort=False)
         ] + [self.slow] * bool(self.slow)
 
@@ -255,8 +252,7 @@ class WatchReport:
         """Write one page that needs no other file, with the timeline."""
         title = escape(self.command or "labkit watch")
         style = (
-            "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-            "img,svg{max-width:100%;height:auto}"
+            "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%;height:auto}"
         )
         page = (
             f"{REPORT_BEGINNINGS['html']}<title>{title}</title><style>{style}"
@@ -268,12 +264,12 @@ class WatchReport:
         return Path(path)
 
     def _lines_html(self) -> str:
-        """Of each part its stacks as a picture, and the lines that it shows."""
+        """The lines of each part."""
         found = ""
         for part in (MAKING, STEP):
             if not (rows := self.lines[self.lines["part"] == part].drop(columns="part")).empty:
                 rows = rows.assign(path=rows["path"].map(short_path))
-                found += f"<h2>What {part} is</h2>{flame_graph(self.stacks, part)}{_html_of(rows)}"
+                found += f"<h2>What {part} is</h2>{_html_of(rows)}"
         return found
 
     def _plot_timeline(self, ax: Any) -> None:
@@ -293,6 +289,27 @@ class Diagnosis(WatchReport):
     frame: pd.DataFrame
 
     _few = 0  # it has seen as many as it was asked to
+
+
+_LEAST_S = 0.2  # of what is told, in all: less is a matter of chance, and of little weight
+_LEAST_OF_LINES, _MOST_LINES, _LINES_TOLD = 0.01, 20, 4
+
+
+def lines_table(seconds: Mapping[Line, float]) -> pd.DataFrame:
+    """The lines of each part that are at least a hundredth of it, the largest first."""
+    rows = []
+    for part in (MAKING, STEP):
+        of_part = {line: each for line, each in seconds.items() if line.part == part}
+        total = sum(of_part.values())
+        for line, each in sorted(of_part.items(), key=lambda item: -item[1])[:_MOST_LINES]:
+            if total >= _LEAST_S and each >= _LEAST_OF_LINES * total:
+                rows.append({"part": part, "share": each / total, **line._asdict()})
+    return pd.DataFrame(rows, columns=["part", "share", *Line._fields[1:]])
+
+
+def _told_line(row: dict[str, Any]) -> str:
+    """A row in words."""
+    return f"{row['share']:.0%} {row['what']}, {short_path(row['path'])}:{row['number']}"
 
 
 _N_SLOWEST = 20
@@ -317,7 +334,7 @@ def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]
     least_s = max(_SLOW * known["mean"].median(), _OF_SLOWEST * known["mean"].max())
     n_slow = int((known["mean"] > least_s).sum())
     share, slow = known["share"].head(n_slow).sum(), ""
-    if share >= MIN_SHARE and known["sum"].head(n_slow).sum() >= LEAST_S:
+    if share >= MIN_SHARE and known["sum"].head(n_slow).sum() >= _LEAST_S:
         told = ", ".join(map(_told_sample, rows[: min(n_slow, 3)]))
         take = "takes" if n_slow == 1 else "take"
         slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}."
@@ -396,7 +413,7 @@ def make_report(
     Raises:
         NothingSeen: fewer than two batches were asked for.
     """
-    accounts, stacks = find_accounts(observer), observer.stacks()
+    accounts = find_accounts(observer)
     if accounts is None or not accounts.of("training"):
         raise NothingSeen(describe_nothing(observer))
     with np.errstate(all="ignore"):  # the script may have made NumPy raise
@@ -413,11 +430,12 @@ def make_report(
         shares={"compute": costs.step / costs.together, **costs.lost}, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
         recommendations=advise(costs, loader.traits, accounts.in_line_s), costs=costs,
+        in_line_s=accounts.in_line_s,
         n_batches=len(accounts.of("training")), loaders=_table(observer, accounts), spans=_spans(accounts),
-        cpu_share=cpu_share, others_share=others_share, stacks=stacks, lines=lines_table(lines_of(stacks)),
+        cpu_share=cpu_share, others_share=others_share, lines=lines_table(lines_of(observer.stacks())),
         **slow_samples(observer.samples(loader, settled=True), loader.name_of),
         gpu_utilization=statistics.fmean(busy) if busy else None,
-        notes=[*_notes(accounts), *observer.failed, *observer.hung],
+        notes=[*_notes(accounts), *_not_covered(observer, accounts), *observer.failed, *observer.hung],
         blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
         batch=batch, pace=figures_of(observer, accounts), epochs=pd.DataFrame(epochs),
         resources=observer.resources.read(
@@ -458,6 +476,30 @@ def _notes(accounts: Accounts) -> list[str]:
     if len(threads) > 1:
         notes.append("A thread of the script reads ahead of the training, which may hide part of these waits.")
     return notes
+
+
+def _not_covered(observer: Observer, accounts: Accounts) -> Iterator[str]:
+    """What the figures leave out of the training, as far as it was seen."""
+    main = accounts.loader
+    spans = Spent(
+        (epoch.began_s, epoch.ended_s or epoch.batches[-1].received_s) for epoch in main.epochs if epoch.batches
+    )
+    others = [
+        each for each in observer.training if each is not main and each.n_batches
+        and not any(spans.meets(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches)
+    ]  # fmt: skip
+    if others and observer.main is None:
+        n_all = main.n_batches + sum(each.n_batches for each in others)
+        yield (
+            f"These figures are of {main.n_batches} of {n_all} batches of the training: those of {main.kind} "
+            f"{main.number}, one of {len(others) + 1} loaders that it takes one after the other."
+        )
+    for each in observer.loaders:
+        if each.has_gradients and each not in (*observer.training, main) and each.n_batches > main.n_batches:
+            yield (
+                f"{each.kind} {each.number} gave {each.n_batches} batches, and the loader of these figures "
+                f"{main.n_batches}, but no optimizer of torch stepped between them: the training may be there."
+            )
 
 
 def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:

@@ -13,8 +13,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
-from types import MappingProxyType, ModuleType
+from itertools import count
+from types import CodeType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -124,8 +126,9 @@ class Observer:
 
     @property
     def training(self) -> list[SeenLoader]:
-        """The loaders between whose batches optimizers step."""
-        return [loader for loader in self.loaders if loader.trains]
+        """The loaders between whose batches optimizers step; if none do, those that are iterated with gradients."""
+        trains = [loader for loader in self.loaders if loader.trains]
+        return trains or [loader for loader in self.loaders if loader.has_gradients]
 
     @property
     def failed(self) -> list[str]:
@@ -177,6 +180,7 @@ class Observer:
         self.main: SeenLoader | None = None  # the one to report on; None: the one of the training that gives most
         self.n_steps, self.control, self.resources = 0, Control(), ResourceWatch()
         self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
+        self._alike: dict[Any, tuple[SeenLoader, ref[Any], int]] = {}  # the newest loader of each description
         self._lock = threading.Lock()
         self._n_noted = self._n_sample_bytes = 0
         self.device.forget()
@@ -188,9 +192,9 @@ class Observer:
     def stacks(self) -> dict[Stack, float]:
         """Seconds of each stack of the loaders that train, in this process and in the workers; before `stop`."""
         loaders, found = self.training or self.loaders, defaultdict[Stack, float](float)
-        numbers = {loader.number for loader in loaders}
+        keys = {epoch.key for loader in loaders for epoch in loader.epochs}
         for (part, calls, loader), seconds in line_sampler().counted().items():
-            if loader in numbers:
+            if loader in keys:
                 found[Stack(part, calls)] += seconds
         for folder in (folder for loader in loaders for folder in loader.folders.values()):
             for stack, seconds in read_stacks(folder).items():
@@ -256,16 +260,21 @@ class Observer:
         return _Noted(start(), lambda give: self._give(seen, epoch, give, None))
 
     def _begin(self, loader: Any, stands_for_it: Any = None) -> tuple[SeenLoader, Epoch]:
-        epoch = Epoch(time.perf_counter(), threading.get_ident(), device_began=self.device.mark())
         known = loader if stands_for_it is None else stands_for_it
+        epoch = Epoch(time.perf_counter(), threading.get_ident(), key=_key_of(known), device_began=self.device.mark())
         seen = self._seen.get(known)
         if seen is None:
             with self._lock:
-                kind = type(loader).__name__
-                seen = SeenLoader(len(self.loaders), kind, _traits(loader))
-                seen.name_of = names_of(getattr(loader, "dataset", None))
+                kind, traits, data = type(loader).__name__, _traits(loader), getattr(loader, "dataset", None)
+                sampler = type(getattr(loader, "sampler", None))
+                described = kind, traits, type(data), sampler, _has_gradients(), _lines_asking(sys._getframe())
+                seen = self._succeeded(described, data)
+                if seen is None:
+                    seen = SeenLoader(len(self.loaders), kind, traits)
+                    self.loaders.append(seen)
+                self._alike[described] = seen, ref(known), id(data)
+                seen.name_of = names_of(data)
                 seen.places = data_places(loader, seen.name_of(0))
-                self.loaders.append(seen)
                 self._forget_names()
             self._seen.put(known, seen)
         seen.epochs.append(epoch)
@@ -279,6 +288,35 @@ class Observer:
                 folder = self.folder()
                 self._undo.callback(self.stalls.start(folder and os.path.join(folder, "stacks")))
         return seen, epoch
+
+    def _succeeded(self, described: Any, data: Any) -> SeenLoader | None:
+        """The loader whose place a new one takes, as where each epoch makes its own; None: there is none.
+
+        It was made alike and begun by the same lines, and is gone, or has ended and loads the same data.
+        """
+        seen, there, data_id = self._alike.get(described, (None, None, 0))
+        if seen is None or there is None:
+            return None
+        is_same = id(data) == data_id and data is not None and seen.epochs[-1].ended_s is not None
+        return seen if there() is None or is_same else None
+
+    def _began_before(self, iterator: Any) -> tuple[SeenLoader, Epoch] | None:
+        """torch's iterator that was begun before it was observed: its batches are noted, its workers note nothing."""
+        data = getattr(iterator, "_dataset", None)
+        if _is_part(SimpleNamespace(dataset=data)):
+            return None
+        seen, _ = found = self._begin(SimpleNamespace(dataset=data), iterator)
+        seen.kind, n_workers = "DataLoader", getattr(iterator, "_num_workers", None)
+        seen.traits = replace(
+            seen.traits, num_workers=n_workers, prefetch_factor=getattr(iterator, "_prefetch_factor", None),
+            pin_memory=bool(getattr(iterator, "_pin_memory", False)),
+        )  # fmt: skip
+        self.failed.append(
+            f"DataLoader {seen.number} was begun before it was observed: what came before is in no figure"
+            + (", and how its workers make batches is not known." if n_workers else ".")
+        )
+        self._epochs.put(iterator, found)
+        return found
 
     def _forget_names(self) -> None:
         """Those of old loaders, whose data sets may be long gone: all but the last few, and the last that trained."""
@@ -351,7 +389,7 @@ class Observer:
     def _giving(self, original: Any) -> Any:
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:
-            found = self._epochs.get(iterator)
+            found = self._epochs.get(iterator) or self._began_before(iterator)
             if found is None:
                 return original(iterator)
             seen, epoch = found
@@ -362,6 +400,7 @@ class Observer:
     def _saving(self, original: Any) -> Any:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
+            self.control.saving(self.loaders)
             began_s = time.perf_counter()
             try:
                 return original(*args, **kwargs)
@@ -401,6 +440,7 @@ class Observer:
         return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
+        seen.has_gradients = seen.has_gradients or _has_gradients()
         give = self.control.next(seen, give)
         worker, ready = _next_worker(iterator), _ready(iterator)
         outer, asking.epoch, asking.loaded_s = asking.epoch, epoch, 0.0
@@ -408,7 +448,7 @@ class Observer:
         self._does("waits", seen, epoch, worker, iterator)
         lines = line_sampler()
         lines.end(is_left=not epoch.loop)  # the first batch of an epoch ends no step
-        lines.loader = seen.number
+        lines.loader = epoch.key
         queued_asked_s, asked_s, cpu_asked_s = run_queue_s(), time.perf_counter(), time.process_time()
         try:
             data = give()
@@ -433,7 +473,7 @@ class Observer:
             own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
             epoch.batches.append(Batch(asked_s, received_s, *own))
         self._does("steps", seen, epoch, worker, iterator)
-        lines.loader, lines.loop = seen.number, epoch.loop
+        lines.loader, lines.loop = epoch.key, epoch.loop
         lines.begin(STEP)
         return data
 
@@ -444,6 +484,30 @@ _LOOKS = 3  # epochs whose first batch is looked at
 def _is_part(loader: Any) -> bool:
     """Whether it is torch's loader in a `BatchLoader` with processes, which is noted itself."""
     return type(getattr(loader, "dataset", None)).__module__ == "labkit.loading.processes"
+
+
+_keys, _free_keys = Known(), count()
+
+
+def _key_of(loader: Any) -> int:
+    """The loader's own number in this process: one observer may run within another, and each counts for itself."""
+    if (key := _keys.get(loader)) is None:
+        _keys.put(loader, key := next(_free_keys))
+    return key
+
+
+def _lines_asking(frame: Any) -> tuple[tuple[CodeType, int], ...]:
+    """The calls that a frame is in, with the lines that they are at."""
+    found = list[tuple[CodeType, int]]()
+    while frame is not None:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _has_gradients() -> bool:
+    """Whether torch computes gradients here, as it does in a training and seldom in a validation."""
+    return "torch" in sys.modules and sys.modules["torch"].is_grad_enabled()
 
 
 def _traits(loader: Any) -> LoaderTraits:
@@ -496,6 +560,7 @@ def describe_nothing(observer: Observer) -> str:
         said = (
             "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "
             "started by multiprocessing and that has ended: other libraries' loaders cannot be watched, nor commands "
-            "that the script starts; lk.diagnose(loader, step) takes any iterable"
+            "that the script starts, nor an iterator of lk.BatchLoader that was begun before; "
+            "lk.diagnose(loader, step) takes any iterable"
         )
     return "; ".join([said, *observer.failed])

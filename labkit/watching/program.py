@@ -62,32 +62,63 @@ _LEAST = 8  # batches in each part
 UNSETTLED = 8  # batches before the figures begin
 _LEAST_EPOCH = 48  # batches: of them 20 are observed and settled, and 20 replayed
 _MOST_REST_S = 30.0
+_PATIENCE = 10  # times the batches to see: a loop without gradients that goes on for so long is no validation
 
 
 class Steps(Control):
     """Counts batches of the training, and acts when there are enough, or when their epoch ends before that.
 
+    A training need not use torch's optimizers, nor step in each epoch: a loop with gradients is taken for one, and any
+    loop that goes on for long.
+
     Args:
+        watched: What is observed.
         n_steps: Batches to see, besides the first ones.
         then: Called once, after the last of them.
-        at_end: Whether the end of an epoch of the training also calls it.
+        at_end: Whether the end of an epoch of the training also calls it, and what would save a file.
         progress: What else is told of each batch.
     """
 
-    def __init__(self, n_steps: int, then: Callable[[], None], progress: Control, *, at_end: bool = True):
-        self._n_steps, self._then, self._progress, self._at_end = n_steps, then, progress, at_end
+    def __init__(
+        self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control, *, at_end: bool = True
+    ):
+        self._watched, self._n_steps, self._then = watched, n_steps, then
+        self._progress, self._at_end, self._is_over = progress, at_end, False
 
     def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
-        if seen.trains and seen.n_batches >= self._n_steps + UNSETTLED:
-            self._then()
+        if self._is_training(seen) and seen.n_batches >= self._n_steps + UNSETTLED:
+            self._end_without_steps(seen)
         return give
+
+    def saving(self, loaders: list[SeenLoader]) -> None:
+        if self._at_end and (n_batches := sum(loader.n_batches for loader in loaders)):
+            self._note(f"The script ends where it would save by torch.save, after {n_batches} batches of its loaders.")
+            self._then()
+
+    def _is_training(self, seen: SeenLoader) -> bool:
+        long = _PATIENCE * (self._n_steps + UNSETTLED)
+        return seen.trains or seen.has_gradients or seen.n_batches >= long
+
+    def _end_without_steps(self, seen: SeenLoader) -> None:
+        """Act, and say so if nothing but the number of batches tells that they were a training's."""
+        if not seen.trains and not self._is_over:
+            self._watched.observer.main = seen
+            self._note(
+                f"The batches of {seen.kind} {seen.number} were taken for the training's, although no optimizer of "
+                f"torch stepped between {seen.n_batches} of them: if that loop is none, put it under torch.no_grad()."
+            )
+        self._is_over = True
+        self._then()
+
+    def _note(self, said: str) -> None:
+        self._watched.observer.failed.append(said)
 
     def received(self, seen: SeenLoader, data: Any) -> None:
         self._progress.received(seen, data)
 
     def ended(self, seen: SeenLoader) -> None:
-        if self._at_end and seen.trains:
-            self._then()
+        if self._at_end and self._is_training(seen):
+            self._end_without_steps(seen)
 
 
 class Replay(Steps):
@@ -98,8 +129,8 @@ class Replay(Steps):
     """
 
     def __init__(self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control):
-        super().__init__(n_steps, then, progress)
-        self._watched, self._n_replayed = watched, 0
+        super().__init__(watched, n_steps, then, progress)
+        self._n_replayed = 0
         self._of: SeenLoader | None = None
         self.kept = list[Any]()
 
@@ -114,7 +145,7 @@ class Replay(Steps):
             _rest(seen)
         if self.phase == REPLAY and self._n_replayed == self._n_observed(seen) + 2:
             self._load_alone(seen, give)
-            self._then()
+            self._end_without_steps(seen)
         return self._kept_batch if self.phase == REPLAY else give
 
     def received(self, seen: SeenLoader, data: Any) -> None:
@@ -127,8 +158,8 @@ class Replay(Steps):
 
     def ended(self, seen: SeenLoader) -> None:
         """It ends with the epoch, since a script may save after it."""
-        if seen.trains and self.phase == "training":
-            self._watched.observer.failed.append(
+        if self._is_training(seen) and self.phase == "training":
+            self._note(
                 f"--replay ends with the first epoch, whose {len(seen.epochs[-1].batches)} batches are too few for it: "
                 f"{_LEAST_EPOCH} are enough, as by a smaller batch size."
             )
@@ -137,9 +168,6 @@ class Replay(Steps):
     def _kept_batch(self) -> Any:
         self._n_replayed += 1
         return self._fresh(self.kept[self._n_replayed % KEPT], whole=True)
-
-    def _is_training(self, seen: SeenLoader) -> bool:
-        return seen.trains
 
     def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
         """Seconds per batch, without those that it had ready; None at the end of the epoch."""
@@ -198,7 +226,7 @@ class WatchOptions:
     steps: Report after this many batches of the training; 0: at its end.
     ends: End the script with the report, before anything is saved.
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
-    json, html, trace: Files to write; empty: none.
+    json, html: Files to write; empty: none.
     stall: Seconds without a batch after which to say what the training hangs in; 0: never.
     budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
     """
@@ -208,7 +236,6 @@ class WatchOptions:
     replay: bool = False
     json: str = ""
     html: str = ""
-    trace: str = ""
     stall: float = 60.0
     budget: Mapping[str, float] = field(default_factory=dict)
 
@@ -242,7 +269,7 @@ def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
         program: A script and its arguments; or `-m`, a module and its arguments.
         options: Its files are those of this folder, wherever the script goes.
     """
-    files = {name: os.path.abspath(path) for name in ("json", "html", "trace") if (path := getattr(options, name))}
+    files = {name: os.path.abspath(path) for name in ("json", "html") if (path := getattr(options, name))}
     words = [str(_START), json.dumps({**asdict(options), **files}), *program]
     command = [sys.executable, *_interpreter_options(sys.orig_argv, len(sys.argv) - 1), *words]
     os.execv(sys.executable, command)  # noqa: S606 - no shell
@@ -364,13 +391,7 @@ class _Finish:
             self.status = OVER_BUDGET if said else 0
 
     def _save(self, report: "WatchReport") -> None:
-        from labkit.measure.traces import save_trace
-
-        writers: list[tuple[str, Callable[[str], Path]]] = [
-            (self._options.json, report.save_json), (self._options.html, report.save_html),
-            (self._options.trace, lambda path: save_trace(report.spans, path)),
-        ]  # fmt: skip
-        for path, write in writers:
+        for path, write in ((self._options.json, report.save_json), (self._options.html, report.save_html)):
             if path:
                 try:
                     self._terminal.tell(f"wrote {write(path)}")
@@ -386,7 +407,7 @@ def _control(watched: Watched, options: WatchOptions, finish: _Finish, terminal:
         return Replay(watched, options.steps or REPLAY_STEPS, finish.and_end, progress)
     if options.steps:
         then = finish.and_end if options.ends else finish
-        return Steps(options.steps, then, progress, at_end=options.ends)
+        return Steps(watched, options.steps, then, progress, at_end=options.ends)
     return progress
 
 

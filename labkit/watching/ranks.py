@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pandas as pd
 
 from labkit.util.files import write_atomic
 from labkit.util.process import number_in_environment
-from labkit.watching.advice import MIN_SHARE
+from labkit.watching.advice import MIN_SHARE, advise
 from labkit.watching.batches import rounded
 from labkit.watching.findings import WatchReport
+from labkit.watching.traits import LoaderTraits
 
 _PATIENCE_S = 60.0
 
@@ -135,8 +136,13 @@ def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
         together = max(0.0, overlap_s) / (ended_s - began_s) if ended_s > began_s else 1.0
         by_others += together * max(0.0, (run.cpu_share or 0.0) - run.others_share)
         n_sharing += together > 0.5 and bool(run.affinity & report.affinity)  # else one ran after the other
-    resources = replace(report.resources, n_sharing=n_sharing)
-    return replace(report, others_share=max(0.0, report.others_share - by_others), resources=resources)
+    resources, advice = replace(report.resources, n_sharing=n_sharing), report.recommendations
+    if n_sharing > 1:  # a process that another one starts does not know how many share its cores
+        names = {each.name for each in fields(LoaderTraits)}
+        traits = LoaderTraits(**{name: value for name, value in report.settings.items() if name in names})
+        advice = advise(report.costs, traits, report.in_line_s, n_sharing)
+    others_share = max(0.0, report.others_share - by_others)
+    return replace(report, others_share=others_share, resources=resources, recommendations=advice)
 
 
 def _describe_steps(kind: str, rows: pd.DataFrame) -> str:

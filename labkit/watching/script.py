@@ -12,6 +12,7 @@ import importlib.util
 import io
 import math
 import os
+import pkgutil
 import re
 import shlex
 import signal
@@ -20,7 +21,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -61,7 +62,8 @@ class Script:
     """A program of the command line, found as `python` finds it.
 
     Args:
-        program: The path of a script and its arguments; or `-m`, a module's name and its arguments.
+        program: The path of a script, or of a folder or zip with `__main__.py`, and its arguments; or `-m`, the name of
+            a module, or of a package with `__main__.py`, and its arguments.
 
     Attributes:
         shown: Its command line, without secrets.
@@ -79,6 +81,9 @@ class Script:
             sys.argv = ["-m", *arguments]  # what the packages around it see
             _put_first(os.getcwd())
             self._spec, self._code, path = _find_module(name)
+        elif os.path.exists(path) and pkgutil.get_importer(path) is not None:
+            sys.path.insert(0, path)  # also where `python -P` leaves out a script's folder
+            self._spec, self._code, path = _find_main(name, path)
         else:
             self._code = _compile_file(name, path)
             _put_first(os.path.dirname(os.path.realpath(path)))
@@ -121,6 +126,18 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
                 raise CannotRun(f"{candidate} is no Python module that can be run")
             return spec, code, spec.origin or name
     raise CannotRun(f"{name} is a package without __main__: name the module in it that trains")
+
+
+def _find_main(name: str, path: str) -> tuple[ModuleSpec, CodeType, str]:
+    """`__main__` of a folder or a zip."""
+    spec = PathFinder.find_spec("__main__", [path])
+    try:
+        code = getattr(spec.loader, "get_code", lambda _: None)("__main__") if spec is not None else None
+    except (SyntaxError, ValueError) as error:
+        raise CannotRun(f"__main__ of {name} is no Python script: {error}") from None
+    if spec is None or code is None:
+        raise CannotRun(f"{name} holds no __main__.py, which python would run: name the script in it that trains")
+    return spec, code, spec.origin or path
 
 
 def _compile_file(name: str, path: str) -> CodeType:

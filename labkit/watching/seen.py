@@ -57,6 +57,9 @@ class Control:
     def ended(self, seen: "SeenLoader") -> None:
         """Called when a loader has no more batches in this epoch."""
 
+    def saving(self, loaders: "list[SeenLoader]") -> None:
+        """Called before `torch.save`, with the loaders so far."""
+
 
 @dataclass
 class Epoch:
@@ -70,6 +73,7 @@ class Epoch:
     samples: list[Noted] = field(default_factory=list)  # of each batch that was made here
     number: int = 0  # of the epoch of its iterator, as its workers count them
     loop: tuple[CodeType, ...] = ()  # code of the calls that ask for its batches, the outermost first
+    key: int = -1  # of its loader, the same for all that observe this process
     device_began: DeviceMark = (0, 0)
     device_ended: DeviceMark | None = None
 
@@ -79,6 +83,7 @@ class SeenLoader:
     """A loader and its epochs.
 
     number: In the order in which loaders are first iterated, from 0.
+    has_gradients: Whether batches were asked for where torch computes gradients, as a validation does not.
     """
 
     number: int
@@ -91,6 +96,7 @@ class SeenLoader:
     batch: BatchFacts | None = None
     pinned_s: float = 0.0
     n_pinned: int = 0
+    has_gradients: bool = False
     waiting: float = 0.0  # share of the making in which nothing is computed, where it is known of no single batch
 
     @property

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_WRAPPED = ("loader", "dataloader", "base_dataloader")  # where timm, Accelerate and labkit keep the loader they wrap
+from labkit.measure.unchanged import WRAPPED
+
 _MOST_WRAPPED = 20  # data sets: one may give itself for whatever attribute it is asked for
 
 
@@ -101,7 +102,7 @@ def torch_loader(loader: Any) -> Any:
         if loader is None or isinstance(loader, DataLoader):
             return loader
         attributes = getattr(loader, "__dict__", {})
-        loader = next((attributes[name] for name in _WRAPPED if name in attributes), None)
+        loader = next((attributes[name] for name in WRAPPED if name in attributes), None)
     return None
 
 

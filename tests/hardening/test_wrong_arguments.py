@@ -104,7 +104,6 @@ OTHERS = {
     "a frame to conclude": (lambda value: lk.conclude(value), [5, None, "runs.csv"]),
     "a frame to plot": (lambda value: lk.plot_speedup(value), [5, None, "runs.csv"]),
     "stages to plot": (lambda value: lk.plot_stalls(value), [5, None, "runs.csv"]),
-    "spans": (lambda value: lk.save_trace(value, "trace.json"), [5, None, "runs.csv"]),
     "variants": (lambda value: lk.compare(value, baseline="a"), [5, None, "a", [1], {}]),
     "an iterable": (lambda value: list(lk.with_step(value, print)), [5, None]),
     "a whole pass": (lambda value: list(lk.whole_pass(value)), [5, None]),

@@ -227,6 +227,12 @@ class TestMistakes:
         with pytest.raises((ValueError, TypeError), match=message):
             lk.compare(variants, **{"baseline": "a", **options})
 
+    def test_such_as_passes_that_give_less_each_time_are_said_to_the_caller(self):
+        left = iter(range(3, 0, -1))
+        with pytest.warns(UserWarning, match=r"the passes of 'b' .* same number of images: \[3, 2, 1\]") as caught:
+            lk.compare({"a": lambda: [1] * 1, "b": lambda: [1] * next(left)}, baseline="a", rounds=2)
+        assert caught[0].filename == __file__
+
     def test_such_as_different_work_are_said_to_the_caller_by_the_images_of_a_pass(self, recwarn):
         with pytest.warns(UserWarning, match=r"same number of images: \{'a': 1, 'b': 2\}") as caught:
             lk.compare({"a": lambda: [1], "b": lambda: [1, 1]}, baseline="a", rounds=1)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from dataclasses import replace
+import time
 
 import albumentations
 import numpy as np
@@ -19,11 +19,10 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.watching import gains, timings
-from labkit.watching.gains import lines_table
+from labkit.watching import timings
+from labkit.watching.findings import lines_table
 from labkit.watching.lines import MAKING, STEP, Line, LineSampler, Stack, line_of, lines_of, read_stacks, short_path
-from tests.paths import REPO
-from tests.watching.trained import optimizer, train, watched_while
+from tests.watching.trained import optimizer, train
 
 SAMPLED = LineSampler()
 
@@ -401,63 +400,48 @@ class TestASampler:
         assert lines_of(read_stacks(str(tmp_path))) == {Line(MAKING, name, __file__, line_with("# this")): 6.0}
 
 
+def first_work(batch):
+    time.sleep(0.005)
+
+
+def second_work(batch):
+    time.sleep(0.005)
+
+
+def test_an_observer_within_another_has_the_lines_of_its_own_loaders_alone():
+    def names(watched):
+        return {name for stack in watched.observer.stacks() for name, _, _ in stack.calls}
+
+    with lk.watch() as outer:
+        train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2), first_work)
+        with lk.watch() as inner:
+            train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2), second_work)
+            of_inner = names(inner)
+        of_outer = names(outer)
+    assert {"first_work", "second_work"} & of_inner == {"second_work"}
+    assert {"first_work", "second_work"} <= of_outer
+
+
 class TestTheReport:
-    @pytest.fixture
-    def stored(self, tmp_path, monkeypatch):
-        """A stored run, to be filled; there is none at first."""
-        monkeypatch.setattr(gains, "STORED", tmp_path / "results.json")
-        return lambda found: (tmp_path / "results.json").write_text(json.dumps({"notebooks": found}))
-
-    @pytest.mark.parametrize(
-        ("figures", "told"),
-        [
-            (None, ""),  # installed without notebooks
-            ({"other": [9.0, 8.0, 10.0]}, ""),
-            ({"crops alone over Albumentations": [3.07, 2.5, 3.6]},
-             " (colors on whole batches, on a GPU: 3.07x, notebook 06)"),
-            ({"crops alone over Albumentations": [1.5, 0.9, 2.2]}, ""),  # no gain beyond doubt
-        ],
-    )  # fmt: skip
-    def test_tells_what_the_notebooks_measured_of_a_cure_for_a_line(self, stored, figures, told):
-        if figures is not None:
-            stored({"06_kornia_gpu": {"figures": figures}})
-        table = lines_table(
-            {Line(part, "ColorJitter", "/x/train.py", number): 1.0 for number, part in enumerate((MAKING, STEP))}
-        )
-        report = replace(watched_while(DataLoader(TensorDataset(torch.zeros(80, 4)), 2)).report(), lines=table)
-        assert report.line_sentences[:2] == [
-            f"Making a batch is 100% ColorJitter, /x/train.py:0{told}.", "The step is 100% ColorJitter, /x/train.py:1."
-        ]  # fmt: skip
-        row = report.to_dict()["lines"][0]
-        assert (row["gain"], row["notebook"]) == ((3.07, "06_kornia_gpu") if told else (None, ""))
-
-    @pytest.mark.parametrize("text", ["", "[]", '{"notebooks": {"06_kornia_gpu": 3}}'])
-    def test_tells_no_gain_of_a_damaged_run(self, stored, tmp_path, text):
-        (tmp_path / "results.json").write_text(text)
-        assert gains.gain_of("ColorJitter") == gains.Gain()
-
-    def test_names_figures_that_the_stored_run_has(self):
-        run = json.loads((REPO / "notebooks" / "results.json").read_text())["notebooks"]
-        for what, (_, notebook, figure) in gains.CURES.items():
-            ratio, low, _ = run[notebook]["figures"][figure]
-            assert gains.gain_of(what).gain == (ratio if low > 1 else None)
-
-    def test_tells_the_largest_lines_of_each_part(self, stored, tmp_path, monkeypatch):
+    def test_tells_the_largest_lines_of_each_part(self, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
         with lk.watch() as watched:
             train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2))
             timings.line_sampler().seconds.clear()
+            key = watched.observer.loaders[0].epochs[0].key
             for what, path, number, seconds in (
                 ("ColorJitter", "/x/train.py", 41, 6.2), ("convert", str(tmp_path / "data.py"), 18, 2.1),
                 ("open", "/x/train.py", 9, 0.9), ("crop", "/x/train.py", 11, 0.7), ("other", "/x/train.py", 12, 0.05),
             ):  # fmt: skip
-                timings.line_sampler().seconds[Stack(MAKING, ((what, path, number),), 0)] = seconds
-            timings.line_sampler().seconds[Stack(STEP, (("backward", "/x/train.py", 50),), 0)] = 0.1
+                timings.line_sampler().seconds[Stack(MAKING, ((what, path, number),), key)] = seconds
+            timings.line_sampler().seconds[Stack(STEP, (("backward", "/x/train.py", 50),), key)] = 0.1
         told = "Making a batch is 62% ColorJitter, /x/train.py:41; 21% convert, data.py:18; 9% open, /x/train.py:9; "
         report = watched.report()
         assert report.line_sentences == [f"{told}7% crop, /x/train.py:11."]
         assert told in repr(report)
         assert told in report._repr_html_()
+        page = report.save_html(tmp_path / "page.html").read_text()
+        assert "<td>ColorJitter</td>" in page.partition("What making a batch is")[2]
         assert [row["what"] for row in report.to_dict()["lines"]] == ["ColorJitter", "convert", "open", "crop"]
         assert report.to_dict()["lines"][0]["share"] == pytest.approx(6.2 / 9.95)
 

@@ -94,7 +94,7 @@ def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
     else:
         _, steps = optimizer()
         with lk.watch() as watched, suppress(Ended):
-            watched.observer.control = Steps(N_STEPS, end, Control())
+            watched.observer.control = Steps(watched, N_STEPS, end, Control())
             for batch in loader:
                 steps.step()
                 stopwatch(batch)

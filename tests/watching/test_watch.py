@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloa
 
 import labkit as lk
 from labkit.errors import NothingSeen
+from labkit.watching.advice import Costs, advise
 from labkit.watching.device_times import DeviceTimes
 from labkit.watching.findings import SHARES
-from labkit.watching.ranks import combine_ranks
+from labkit.watching.ranks import combine, combine_ranks
 from labkit.watching.script import Terminal, shown_command
+from labkit.watching.traits import LoaderTraits
 from tests.watching.trained import optimizer, train, watched_while
 
 
@@ -132,6 +134,74 @@ class TestLoaders:
         loader = lk.BatchLoader(lk.FolderStore(first_photos(24)), size=16, batch_size=2, num_threads=1)
         for each, n_batches in ((DataLoader(Numbers(), 2, num_workers=2), 60), (loader, 12)):
             assert watched_while(each).report().loaders.iloc[0]["n_batches"] == n_batches
+
+    @pytest.mark.parametrize("make", [
+        lambda: DataLoader(TensorDataset(torch.zeros(40, 4)), 2),
+        lambda: DataLoader(TensorDataset(torch.zeros(40, 4)), 2, num_workers=1, multiprocessing_context="fork"),
+        lambda: lk.make_loader(TensorDataset(torch.zeros(40, 4)), batch_size=2, num_workers=0, collate_fn=list),
+    ])  # fmt: skip
+    def test_that_each_epoch_makes_anew_are_one(self, make):
+        with lk.watch() as watched:
+            for _ in range(3):
+                train(loader := make())
+                with torch.no_grad():
+                    list(make())
+        report = watched.report()
+        assert report.loaders[["role", "n_batches"]].values.tolist() == [["training", 60], ["other", 60]]
+        assert [epoch["n_batches"] for epoch in watched.epochs] == [20] * 3
+        assert "These figures are of" not in repr(report)
+        del loader
+
+    def test_of_a_training_that_are_left_out_are_told_in_words_json_and_html(self, tmp_path):
+        with lk.watch() as watched:
+            for n_samples in (40, 60, 20):
+                train(numbers(n_samples, batch_size=2))
+        report = watched.report()
+        said = "These figures are of 30 of 60 batches of the training: those of DataLoader 1, one of 3 loaders"
+        assert said in repr(report)
+        assert said in " ".join(json.loads(report.save_json(tmp_path / "report.json").read_text())["notes"])
+        assert said in report.save_html(tmp_path / "report.html").read_text()
+
+    def test_of_one_step_leave_nothing_out(self):
+        with lk.watch() as watched:
+            train(a + b for a, b in zip(numbers(20, batch_size=2), numbers(30, batch_size=2), strict=False))
+        assert "These figures are of" not in repr(watched.report())
+
+    @pytest.mark.parametrize("is_late", [False, True])
+    def test_between_which_no_optimizer_of_torch_steps_are_told_from_a_validation(self, is_late):
+        model, steps = optimizer()
+        loader, validation = numbers(40, batch_size=2), numbers(120, batch_size=2)
+        with lk.watch() as watched:
+            for _ in range(2):
+                for (x,) in loader:
+                    model(x).mean().backward()
+                if is_late:
+                    steps.step()
+                with torch.no_grad():
+                    list(validation)
+        report = watched.report()
+        assert report.loaders[["role", "n_batches"]].values.tolist() == [["training", 40], ["other", 120]]
+        assert "No optimizer of torch stepped between batches" in repr(report)
+
+    def test_with_more_batches_than_the_one_that_steps_are_named(self):
+        with lk.watch() as watched:
+            train(numbers(20, batch_size=2))
+            list(numbers(40, batch_size=2))
+        said = "DataLoader 1 gave 20 batches, and the loader of these figures 10, but no optimizer of torch stepped"
+        assert said in repr(watched.report())
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_that_were_begun_before_are_seen_and_told(self, num_workers):
+        batches = iter(numbers(40, batch_size=2, num_workers=num_workers))
+        next(batches)
+        with lk.watch() as watched:
+            train(batches)
+        report = watched.report()
+        [row] = report.loaders.itertuples()
+        assert (row.num_workers, row.n_batches, row.role) == (num_workers, 19, "training")
+        assert watched.epochs[-1]["n_batches"] == 19
+        assert "DataLoader 0 was begun before it was observed" in repr(report)
+        assert ("how its workers make batches is not known" in repr(report)) == bool(num_workers)
 
     @pytest.mark.exhaustive
     def test_of_a_batch_loader_with_processes_are_its_own_alone(self, first_photos):
@@ -420,6 +490,22 @@ class TestRanks:
             found = combine_ranks(first, FIRST)
             assert found.resources.n_sharing == n_sharing
             assert found.others_share == pytest.approx(others_share)
+
+    @pytest.mark.parametrize(("other", "n_workers"), [({0}, 4), ({1}, 8)])
+    def test_of_mp_spawn_are_advised_the_cores_that_each_has_for_itself(self, report, monkeypatch, other, n_workers):
+        """No variable of the environment tells them how many they are."""
+        monkeypatch.setattr("labkit.watching.advice.usable_cores", lambda: 8)
+        costs = Costs(**dict.fromkeys(Costs.__dataclass_fields__, 0.0) | {
+            "step": 0.01, "prepare": 0.2, "together": 0.21, "making": 0.2,
+        })  # fmt: skip
+        shares = {"compute": 0.05, **costs.lost}
+        alone = replace(
+            report, costs=costs, shares=shares, affinity=frozenset({0}), ceiling_low=21.0, ceiling=21.0,
+            recommendations=advise(costs, LoaderTraits(num_workers=0)),
+        )  # fmt: skip
+        second = replace(alone, affinity=frozenset(other))
+        found = combine("process", [("SpawnProcess-1", alone), ("SpawnProcess-2", second)], "{}", "train.py")
+        assert found.recommendation.settings["num_workers"] == n_workers
 
     def test_are_counted_in_whole_numbers(self, report, folders, capfd):
         assert combine_ranks(replace(report, n_batches=5005), SECOND) is None

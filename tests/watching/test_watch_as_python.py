@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +37,56 @@ def train(loader):
 
 train(DataLoader(TensorDataset(torch.zeros(60, 4)), 2))
 """
+
+
+UNSTEPPED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+weight = torch.zeros(4, 1, requires_grad=True)
+loader = DataLoader(TensorDataset(torch.ones(600, 4)), 2)
+
+def descend():
+    with torch.no_grad():
+        weight.sub_(1e-6 * weight.grad)
+    weight.grad = None
+"""
+LOOPS = {
+    "an optimizer of its own": """
+for batch, in loader:
+    (batch @ weight).mean().backward()
+    descend()
+""",
+    "an optimizer of its own, and a validation before it": """
+with torch.no_grad():
+    for batch, in DataLoader(TensorDataset(torch.ones(300, 4)), 2):
+        (batch @ weight).mean()
+for batch, in loader:
+    (batch @ weight).mean().backward()
+    descend()
+""",
+    "steps once an epoch": """
+steps = torch.optim.SGD([weight], 1e-6)
+for epoch in range(2):
+    for batch, in loader:
+        (batch @ weight).mean().backward()
+    steps.step()
+    steps.zero_grad()
+""",
+    "no gradients, and a long epoch": """
+torch.set_grad_enabled(False)
+for epoch in range(3):
+    for batch, in loader:
+        weight.sub_(1e-6 * batch.mean())
+""",
+    "no gradients, and it saves": """
+torch.set_grad_enabled(False)
+for batch, in DataLoader(TensorDataset(torch.ones(60, 4)), 2):
+    weight.sub_(1e-6 * batch.mean())
+torch.save(weight, 'model')
+""",
+}
+FIRST, *REST = LOOPS
 
 
 def python(*words, **options):
@@ -82,6 +135,25 @@ class TestBeginning:
         if arguments == ["trains"]:  # the same losses and draws, then, bit for bit
             assert (seen["training"]["threads"], seen["training"]["backend"]) == (1, "svg")
             assert len(seen["training"]["losses"]) == 80
+
+    @pytest.mark.parametrize("kind", ["a folder", "a zip", "a package"])
+    def test_a_main_module_sees_what_it_sees_under_python(self, tmp_path, kind):
+        (folder := tmp_path / "trains").mkdir()
+        shutil.copy(SEEN, folder / "__main__.py")
+        zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", folder)
+        words = {"a folder": ["trains"], "a zip": [Path(zipped).name], "a package": ["-m", "trains"]}[kind]
+        plain, watched = two_at_once(*((*first, *words, "a", "--b") for first in ((), WATCH)), cwd=tmp_path)
+        assert watched.returncode == plain.returncode == 0, watched.stderr + plain.stderr
+        assert json.loads(watched.stdout) == json.loads(plain.stdout)
+
+    def test_a_folder_or_zip_without_a_main_module_is_told(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        with zipfile.ZipFile(tmp_path / "empty.zip", "w") as archive:
+            archive.writestr("train.py", "")
+        for name in ("empty", "empty.zip"):
+            done = python(*WATCH, name, cwd=tmp_path)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert f"{name} holds no __main__.py, which python would run" in done.stderr
 
     def test_a_training_and_its_workers_import_no_library_that_is_not_the_scripts(self, script):
         """What the script's own imports bring along is known from `python`: torch, and what that needs."""
@@ -142,7 +214,9 @@ class TestBeginning:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (["no.py"], "cannot read no.py"), (["no_script"], "for a module, write -m"), (["."], "Is a directory"),
+            (["no.py"], "cannot read no.py"),
+            (["no_script"], "for a module, write -m"),
+            (["."], "holds no __main__.py"),
             (["python3", "no.py"], "write the script alone"),
             (["-m", "no_module"], "there is no module no_module here"),
             (["-m", "json"], "there is no module json.__main__"),
@@ -338,6 +412,17 @@ threading.Thread(target=train, args=(batches,)).start()  # Python waits for it
         assert [(row["num_workers"], row["n_batches"]) for row in rows] == [(0, 30), (0, 12), (2, 12)]
         assert all(row["role"].startswith("training") for row in rows)
 
+    @pytest.mark.parametrize("options", [["--replay"], ["--steps", "12", "--end"]], ids=lambda options: options[0])
+    @pytest.mark.parametrize("loop", [FIRST, *(pytest.param(loop, marks=pytest.mark.exhaustive) for loop in REST)])
+    def test_without_steps_between_batches_still_end_before_they_save(self, script, loop, options):
+        path = script(f"{UNSTEPPED}\n{LOOPS[loop]}\nopen('model', 'w').write('new')")
+        (model := path.parent / "model").write_text("old")
+        done = python(*WATCH, *options, path, cwd=path.parent)
+        assert (done.returncode, model.read_text()) == (0, "old"), done.stderr
+        taken = f"The batches of DataLoader {int('validation' in loop)} were taken for the training's, although no"
+        said = "where it would save by torch.save" if "saves" in loop else taken
+        assert said in done.stderr
+
     @pytest.mark.exhaustive
     def test_tell_of_processes_that_a_script_starts(self, tmp_path, script):
         """Forked and spawned, with workers of their own; one ends by an error. The slowest has the figures."""
@@ -415,15 +500,19 @@ class TestTrainings:
         assert done.returncode == 2
         assert "watch has no option --epochs: write those of the script after" in " ".join(done.stderr.split())
 
+    def test_with_an_option_that_is_gone_name_its_successor(self):
+        done = python(*WATCH, "--trace", "trace.json", TRAINS, "trains", 1, env=ENVIRONMENT | {"COLUMNS": "200"})
+        assert done.returncode == 2
+        assert "watch has no option --trace: export a trace for Perfetto by torch.profiler" in done.stderr
+
     def test_of_a_module_go_on_after_their_report_and_files(self, tmp_path):
-        files = {name: tmp_path / f"found.{name}" for name in ("json", "html", "trace")}
+        files = {name: tmp_path / f"found.{name}" for name in ("json", "html")}
         options = [word for name, path in files.items() for word in (f"--{name}", path)]
         module = "tests.watching.training_script"
         done = python(*WATCH, *options, "--steps", "20", "-m", module, "trains", "0", cwd=REPO)
         assert done.returncode == 0
         assert "1 59 " in done.stdout  # it went on after its report
         assert "<img" in files["html"].read_text()
-        assert json.loads(files["trace"].read_text())["traceEvents"]
         found = json.loads(files["json"].read_text())
         assert found["command"] == f"-m {module} trains 0"
         assert sum(found["shares"].values()) == pytest.approx(1)
