@@ -33,6 +33,7 @@ from labkit.util.files import (
     claim_folder,
     read_record,
     remove_leftovers,
+    require_room,
     write_record,
 )
 from labkit.util.parallel import map_items
@@ -110,6 +111,7 @@ def write_shards(
         TypeError, ValueError: a limit is below 1, labels, keys or folders cannot be used (see `ImageDataset`), or
             `root` holds something else; names the folder and the remedy.
         ItemErrors: some shards could not be written; the others are.
+        OSError: the disk has no room for the shards; says how much is needed and free. None is written.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -145,6 +147,9 @@ def write_shards(
     parts = _split_into_shards(samples, max_count, max_bytes)
     names = [f"shard-{number:06d}.tar" for number in range(len(parts))]
     items = [(name, part, known_rows.get(name)) for name, part in zip(names, parts, strict=True)]
+    missing = [part for name, part, known in items if not (known and (root / name).is_file())]
+    # A member has a header of one block, and its data end with a block: twice for a sample.
+    require_room(root, sum(sample.n_bytes + 4 * tarfile.BLOCKSIZE for part in missing for sample in part))
     rows = map_items(
         partial(_make_shard, store, root),
         items,

@@ -39,7 +39,7 @@ from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_int, require_local_path
-from labkit.util.files import claim_folder, path_from_key, write_atomic, write_record
+from labkit.util.files import claim_folder, path_from_key, require_room, write_atomic, write_record
 from labkit.util.parallel import map_items
 from labkit.util.pictures import encode_image
 
@@ -315,6 +315,7 @@ def tile_jpegs(
         ValueError: `root` holds something else, or images of other names or sizes, or of another `short_side` or
             `quality`; or one of these two is out of range, or `quality` is given alone.
         ItemErrors: some images could not be read or written; names them, the others are written.
+        OSError: the disk has no room for them, as far as the store knows their sizes; says how much is needed and free.
 
     >>> lk.tile_jpegs("photos", "tiled", progress=False)  # doctest: +SKIP
     PosixPath('tiled')
@@ -327,6 +328,9 @@ def tile_jpegs(
     digest = hashlib.sha256("\0".join([*keys, *map(str, sizes)]).encode(errors="surrogateescape"))
     origin = {"names_and_sizes_sha256": digest.hexdigest(), **settings}
     claim_folder(root, MANIFEST, {"source": origin}, what="tiled images", key="source")
+    if short_side is None:  # small ones take less, but nobody knows how much
+        missing = (size for key, size in zip(keys, sizes, strict=False) if not (root / path_from_key(key)).exists())
+        require_room(root, sum(missing))
     reasons = map_items(
         partial(_tile, store, root, make), keys, engine="threads", num_workers=num_workers, progress=progress,
         description="tiles", unit="image",
