@@ -28,7 +28,7 @@ _CACHES = {
 # Of the home only the names: what is in there belongs to programs that run beside the tests.
 _IN_HOME = (".", ".cache", ".config", ".local", ".local/share", ".local/state")
 # Libraries fill these once for a user; labkit's own folder is looked at with all that is in it.
-_OF_LIBRARIES = {"matplotlib", "fontconfig", "labkit"}
+_OF_LIBRARIES = {"matplotlib", "fontconfig", ".ray", "labkit"}
 
 _before = pytest.StashKey[dict[Path, tuple[int, ...]]]()
 _temporary_folder = pytest.StashKey[Path]()
