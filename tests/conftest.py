@@ -2,13 +2,10 @@
 
 import gc
 import multiprocessing
-import multiprocessing.util
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 from collections import defaultdict
 from contextlib import suppress
 from functools import cache
@@ -17,11 +14,9 @@ from pathlib import Path
 from unittest import mock
 
 import matplotlib
-import nbval.plugin
 import psutil
 import pytest
 import torch
-from nbval.kernel import RunningKernel
 
 import labkit as lk
 from labkit.util.machine import usable_cores
@@ -46,49 +41,8 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(["labkit.loadin
 _MAX_PROCESSES = 4  # each loads torch
 
 
-class _Kernel(RunningKernel):
-    """Of a notebook: nbval kills it, so its temporary folders lie in one that is removed."""
-
-    def __init__(self, *arguments, **options):
-        self._temporary = tempfile.mkdtemp(prefix="kernel-")
-        with mock.patch.dict(os.environ, TMPDIR=self._temporary):
-            super().__init__(*arguments, **options)
-
-    def stop(self):
-        super().stop()
-        shutil.rmtree(self._temporary, ignore_errors=True)
-
-
 def pytest_configure(config):
-    nbval.plugin.RunningKernel = _Kernel
-    if not hasattr(config, "workerinput"):  # pytest-xdist's processes inherit it
-        _give_temporary_folder(config)
     turns.register(config)
-
-
-_temporary_folder = pytest.StashKey[Path]()
-
-
-def _give_temporary_folder(config):
-    """A temporary folder for all that tests start, removed in the end; pytest's own lie beside it."""
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    compiled = config.cache.mkdir("torchinductor") if hasattr(config, "cache") else tempfile.gettempdir()
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # compiled code outlives a run
-    config.stash[_temporary_folder] = folder = Path(tempfile.mkdtemp(prefix="labkit-tests-"))
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-
-
-@pytest.hookimpl(wrapper=True, trylast=True)  # when the processes of pytest-xdist have ended
-def pytest_sessionfinish(session):
-    """Remove what a run left behind, as killed processes do, and name it."""
-    result = yield
-    if folder := session.config.stash.get(_temporary_folder, None):
-        own = Path(multiprocessing.current_process()._config.get("tempdir") or "none").name
-        if left := sorted(path.name for path in folder.iterdir() if path.name != own):
-            print(f"\nleft behind in the temporary directory: {', '.join(left)}", file=sys.stderr)
-        # At exit, after `multiprocessing` has removed its own folder in it.
-        multiprocessing.util.Finalize(None, shutil.rmtree, [folder], {"ignore_errors": True}, exitpriority=-200)
-    return result
 
 
 def pytest_xdist_auto_num_workers(config):

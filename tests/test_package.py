@@ -20,15 +20,10 @@ from tests.pages import scripts
 from tests.paths import REPO
 
 PACKAGE = REPO / "labkit"
-NO_PATHS = {"labkit/a/b.py", "tests/a/test_b.py", "notebooks/NN_name.ipynb"}  # examples
 
 
-def test_contributing_names_what_is_there():
-    """Its paths exist, its picture has every room, and its linters are those of `.ci/run`."""
+def test_contributing_has_every_room_and_the_linters_of_ci():
     text = (REPO / ".github" / "CONTRIBUTING.md").read_text()
-    paths = set(re.findall(r"(?:labkit|tests|notebooks|data_scripts|\.github|\.ci)/[\w./]*", text)) - NO_PATHS
-    assert len(paths) > 20
-    assert [path for path in sorted(paths) if not (REPO / path).exists()] == []
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert set(re.findall(r"\w+", re.search(r"^    app -> .*$", text, re.MULTILINE)[0])) == rooms
     linters = re.search(r"    (ruff check .*)", text)[1].split(" && ")

@@ -24,6 +24,8 @@ def run_tour(
 ) -> int:
     """Run the notebooks at the current scale and write `results/<env_id>/`, whose `index.html` can be read meanwhile.
 
+    A tour that fails or is interrupted before its first notebook leaves the earlier page as it was.
+
     Args:
         only: Starts of notebook names, comma-separated; empty: all.
         thorough: Every comparison spends four budgets; otherwise each notebook's main one spends one.
@@ -43,15 +45,15 @@ def run_tour(
     notebooks = find_notebooks(only)
     if not IS_CLONE:
         notebooks = find_notebooks(only, update_copies(_say))
-    folder, runs, doing = results.resolve() / env_id(), list[Executed](), "making the photos"
+    folder, runs, doing = results.resolve() / env_id(), list[Executed](), "starting the first notebook"
+    make_scale_photos()  # where that fails, the earlier results stay as they are
     if about and folder.exists():  # notebooks read recorded frames and guesses, which must be of their own run
         earlier = folder.rename(folder.with_name(f"{folder.name}-before-{about['run']}"))
         _say(f"moved earlier results to {earlier}")
 
+    page = write_index(folder, runs, status=_now(doing), is_running=True)
+    _say(f"Open {page} at any time: it shows what has been measured so far")
     try:
-        page = write_index(folder, runs, status=_now(doing), is_running=True)
-        _say(f"Open {page} at any time: it shows what has been measured so far")
-        make_scale_photos()
         for number, notebook in enumerate(notebooks, 1):
             doing = f"running {notebook.name}, notebook {number} of {len(notebooks)}"
             write_index(folder, runs, status=_now(doing), is_running=True)

@@ -55,7 +55,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labkit.data.dataset import sample_of, transformed
-from labkit.data.decode import PixelLimit, decode, load_decoder
+from labkit.data.decode import PixelLimit, decode, load_decoder, open_image
 from labkit.data.labels import Labeled, check_same_classes, labeled, sizes_of, warn_of_no_classes
 from labkit.data.remote import as_store, reads_ahead
 from labkit.data.stores import Store, change_times, changed_since, read_bytes
@@ -70,7 +70,7 @@ from labkit.errors import (
     WrongTypeError,
 )
 from labkit.util.arguments import require_callable, require_int, require_local_path
-from labkit.util.files import atomic_path, file_lock, n_images, sibling_path
+from labkit.util.files import atomic_path, file_lock, free_bytes, n_images, require_room, sibling_path
 from labkit.util.parallel import check_engine, format_error, is_disk_full, map_items
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
@@ -83,6 +83,7 @@ _RECIPE = 1  # of the pixels; raised when the same images and settings give othe
 
 _MAX_PART_IMAGES = 256
 _MIN_PARTS = 32  # few images are spread over the cores, too
+_WIDE, _N_LOOKED_AT = 3 * 4, 8  # bytes over the square of the shorter side; images, for an estimate of all pixels
 _PART_NAME = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial")
 
 _LOOK_EVERY = 64  # images
@@ -231,7 +232,8 @@ class PixelStore(Labeled, Dataset):
                 labels, or the source holds no image; names the file and the remedy.
             ItemErrors: images could not be read or decoded; has their keys. No file is written, but the parts without
                 such images are kept for a rerun.
-            OSError: the disk is full; names the file, and how many parts are done. Nothing more is decoded.
+            OSError: the disk has no room for the pixels twice, as a few of the images tell; says how much is needed and
+                free. Or it is full; names the file, and how many parts are done. Nothing more is decoded.
             TypeError, ValueError: unknown decoder or engine, `short_side` below 1, or labels, keys or folders that
                 cannot be used, as for `ImageDataset`.
 
@@ -272,6 +274,11 @@ class PixelStore(Labeled, Dataset):
                     )
                 _check_changed(found, store, changed_since(path, chosen, times), remedy)
             else:
+                done = sum((folder / part.name).stat().st_size for part in parts if (folder / part.name).is_file())
+                if (
+                    free_bytes(path.parent) < 2 * len(chosen) * _WIDE * short_side**2 - done
+                ):  # else no image is looked at
+                    require_room(path.parent, 2 * _estimated_bytes(store, chosen, short_side) - done)
                 failures: dict[str, str] = {}
                 for failed in map_items(
                     partial(_make_part, store, folder),
@@ -526,6 +533,19 @@ def _plan_parts(store: Store, chosen: Sequence[str], short_side: int, decoder: s
     slots = [slice(first, first + count) for first in range(0, len(keys), max(1, count))]
     parts = [_Part(f"part-{number:06d}.pixels", keys[slot], origin(slot)) for number, slot in enumerate(slots)]
     return origin(slice(None)), parts
+
+
+def _estimated_bytes(store: Store, keys: Sequence[str], short_side: int) -> int:
+    """Bytes of all pixels, as far as a few images, of equal distances in the list, stand for the others."""
+    numbers, n_bytes = range(0, len(keys), -(-len(keys) // _N_LOOKED_AT)), 0.0
+    try:
+        for number in numbers:
+            with open_image(read_bytes(store, keys[number])) as image:
+                scale = min(1.0, short_side / min(image.size))
+                n_bytes += 3 * image.width * image.height * scale**2
+    except Exception:  # what cannot be read is told when its turn comes
+        return 0
+    return int(n_bytes / len(numbers) * len(keys))
 
 
 def _make_part(store: Store, folder: Path, part: _Part) -> dict[str, str]:

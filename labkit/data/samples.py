@@ -20,7 +20,15 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from labkit.util.arguments import require_choice, require_int, require_local_path, require_seed
-from labkit.util.files import atomic_path, check_count, claim_folder, damage_named, write_atomic, write_record
+from labkit.util.files import (
+    atomic_path,
+    check_count,
+    claim_folder,
+    damage_named,
+    require_room,
+    write_atomic,
+    write_record,
+)
 from labkit.util.parallel import check_engine, map_items
 from labkit.util.pictures import encode_image
 
@@ -47,13 +55,14 @@ class Profile:
     """How the files of a set look.
 
     sizes: (width, height) -> share. quality: JPEG quality -> share. subsampling: chroma subsampling -> share.
-    grain: range of the standard deviation of the added film grain, in levels of 255.
+    grain: range of the standard deviation of the added film grain, in levels of 255. mean_bytes: of a file, about.
     """
 
     sizes: dict[tuple[int, int], float]
     quality: dict[int, float]
     subsampling: dict[str, float]
     grain: tuple[float, float]
+    mean_bytes: int
 
 
 PROFILES = {
@@ -65,13 +74,13 @@ PROFILES = {
         },
         quality={96: 0.7, 90: 0.2, 75: 0.1},
         subsampling={"4:4:4": 0.75, "4:2:0": 0.25},
-        grain=(3.0, 6.5),
+        grain=(3.0, 6.5), mean_bytes=100_000,
     ),
     "camera": Profile(
         sizes={(2000, 1500): 0.7, (1500, 2000): 0.3},
         quality={92: 0.7, 85: 0.3},
         subsampling={"4:2:0": 0.7, "4:2:2": 0.3},
-        grain=(3.0, 6.0),
+        grain=(3.0, 6.0), mean_bytes=800_000,
     ),
 }  # fmt: skip
 
@@ -108,6 +117,7 @@ def make_photos(
     Raises:
         ValueError: unknown profile or engine, `count` below 1, or `root` holds something else; names the remedy.
         ItemErrors: some photos could not be written; names them. The others are there, and a rerun goes on.
+        OSError: the disk has no room for them; says how much is needed and free. Nothing is written.
 
     Taught in: notebooks/01_naive_pil.ipynb
     """
@@ -120,6 +130,7 @@ def make_photos(
     if not missing:
         return root
     # Files of an interrupted run are not in the manifest yet, but whole.
+    require_room(root, len(missing) * PROFILES[profile].mean_bytes)
     adopt = {number for number in missing if photo_key(number) not in manifest}
     make = partial(_make_one, root.absolute(), adopt, profile, seed)
     options: dict[str, Any] = {"engine": engine, "num_workers": num_threads, "address": address, "progress": progress}

@@ -41,6 +41,7 @@ from labkit.util.files import (
     n_images,
     read_record,
     remove_leftovers,
+    require_room,
     write_record,
 )
 from labkit.util.parallel import map_items
@@ -117,6 +118,7 @@ def write_shards(
         TypeError, ValueError: a limit is below 1; labels, keys or folders cannot be used (see `ImageDataset`); an image
             has a name or a size that `read_shards` would refuse; or `root` holds something else. Names the remedy.
         ItemErrors: some shards could not be written; the others are.
+        OSError: the disk has no room for the shards; says how much is needed and free. None is written.
 
     Taught in: notebooks/08_shard_formats.ipynb
     """
@@ -157,6 +159,9 @@ def write_shards(
         (name, part, known_rows.get(name), bool(changed_since(root / name, (each.store_key for each in part), times)))
         for name, part in zip(names, parts, strict=True)
     ]
+    missing = [part for name, part, known, is_old in items if is_old or not (known and (root / name).is_file())]
+    # A member has a header of one block, and its data end with a block: twice for a sample.
+    require_room(root, sum(sample.n_bytes + 4 * tarfile.BLOCKSIZE for part in missing for sample in part))
     rows = map_items(
         partial(_make_shard, store, root),
         items,

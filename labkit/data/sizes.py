@@ -117,7 +117,7 @@ def disk_under(path: str | os.PathLike, devices: Path = Path("/sys/dev/block")) 
 
     Virtual machines often report this for any disk.
     """
-    with suppress(OSError):  # not a block device (tmpfs, network), or not Linux
+    with suppress(OSError, ValueError):  # not a block device (tmpfs, network), or not Linux
         device = os.stat(path).st_dev
         block = (devices / f"{os.major(device)}:{os.minor(device)}").resolve()
         disk = block if (block / "queue").is_dir() else block.parent  # a partition has the queue of its disk

@@ -22,7 +22,7 @@ from typing import Any
 
 from labkit.errors import TarError
 from labkit.util.arguments import require_file, require_local_path
-from labkit.util.files import atomic_path, file_lock, sibling_path
+from labkit.util.files import atomic_path, file_lock, require_room, sibling_path
 from labkit.util.process import progress_bar
 
 BLOCK_BYTES = 1 << 20
@@ -331,6 +331,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
         FileNotFoundError: no such `source`.
         FileExistsError: `target` exists.
         TarError: `source` is not compressed, cut, damaged or not a tar; names the remedy.
+        OSError: the disk has less room than `source` takes; says how much is needed and free.
     """
     source = require_file("source", source, "name the compressed tar")
     target = require_local_path("target", target)
@@ -346,6 +347,7 @@ def convert_tar(source: str | os.PathLike, target: str | os.PathLike, *, progres
         with file_lock(sibling_path(target, ".lock", hidden=True)):  # two at once: the second finds the target
             if target.exists():
                 raise FileExistsError(f"{target} exists: choose another name, or move that file away")
+            require_room(target.parent, source.stat().st_size)  # unpacked, it is no smaller
             with atomic_path(target) as partial:
                 with open(partial, "wb") as plain:
                     while True:

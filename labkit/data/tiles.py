@@ -39,7 +39,7 @@ from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store, change_times, changed_since, folders_without_image, read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingLibraryError, WrongTypeError
 from labkit.util.arguments import require_choice, require_int, require_local_path
-from labkit.util.files import atomic_path, claim_folder, path_from_key, write_record
+from labkit.util.files import atomic_path, claim_folder, path_from_key, require_room, write_record
 from labkit.util.parallel import map_items
 from labkit.util.pictures import encode_image
 
@@ -315,6 +315,7 @@ def tile_jpegs(
         ValueError: `root` holds something else, or images of other names or sizes, or of another `short_side` or
             `quality`; or one of these two is out of range, or `quality` is given alone.
         ItemErrors: some images could not be read or written; names them, the others are written.
+        OSError: the disk has no room for them, as far as the store knows their sizes; says how much is needed and free.
 
     >>> lk.tile_jpegs("photos", "tiled", progress=False)  # doctest: +SKIP
     PosixPath('tiled')
@@ -330,6 +331,9 @@ def tile_jpegs(
     claim_folder(root, MANIFEST, {"source": origin}, what="tiled images", key="source")
     for folder in folders_without_image(store):  # a class whose images labkit does not read is one there, too
         (root / path_from_key(folder)).mkdir(exist_ok=True)
+    if short_side is None:  # small ones take less, but nobody knows how much
+        missing = (size for key, size in zip(keys, sizes, strict=False) if not (root / path_from_key(key)).exists())
+        require_room(root, sum(missing))
     reasons = map_items(
         partial(_tile, store, root, make, times), keys, engine="threads", num_workers=num_workers, progress=progress,
         description="tiles", unit="image",

@@ -83,7 +83,7 @@ class ThreadClock:
         try:
             with open("/proc/thread-self/schedstat", "rb") as file:
                 return int(file.read().split()[1])
-        except (OSError, IndexError):
+        except (OSError, ValueError, IndexError):
             return 0
 
 

@@ -5,8 +5,11 @@ reseeded between epochs, and a library may draw from a generator of its own that
 generators that it can reach are seeded: `random`, NumPy, torch, and the private ones of the data set.
 """
 
+import copyreg
 import functools
+import gc
 import hashlib
+import inspect
 import operator
 import pickle
 import random
@@ -14,7 +17,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -31,6 +34,7 @@ _MULTIPLIER = 0xDA942042E4DD58B5DA3E39CB94B95BDB  # of a 128-bit congruential ge
 _OF_BATCH, AGAIN = -1, -2  # follow (seed, epoch, index); private generators are numbered from 0
 _OPAQUE_TYPES = (type(None), types.ModuleType, torch.Tensor, np.ndarray, Lazy)
 _HOLDERS = ("__dict__", "__self__", "__func__", "func", "args", "keywords", "fget")  # of objects, methods and partials
+_SEQUENCES = (list, tuple, set, frozenset, deque)
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -209,7 +213,7 @@ class _Finder(pickle.Pickler):
         if _is_generator(item):
             if not any(item is known for known in self.found):  # a pipeline's
                 self.found.append(item)
-        elif not isinstance(item, _OPAQUE_TYPES):
+        elif not issubclass(type(item), _OPAQUE_TYPES):
             is_pipeline = hasattr(type(item), "set_random_state") and hasattr(item, "py_random")
             if is_pipeline and not any(item.py_random is known for known in self.found):  # else it is part of one
                 self.found += _share_generators(item)
@@ -227,10 +231,11 @@ def _nothing() -> None:
 
 
 def _is_generator(item: Any) -> bool:
-    if isinstance(item, torch.Generator):
+    kind = type(item)  # not isinstance, which asks the object for its class: one may read a file for each attribute
+    if issubclass(kind, torch.Generator):
         return item.device.type == "cpu"
-    is_system = isinstance(item, random.SystemRandom)  # cannot be seeded, by design
-    return isinstance(item, random.Random | np.random.Generator | np.random.RandomState) and not is_system
+    is_system = issubclass(kind, random.SystemRandom)  # cannot be seeded, by design
+    return issubclass(kind, random.Random | np.random.Generator | np.random.RandomState) and not is_system
 
 
 def _share_generators(transform: Any) -> list[Any]:
@@ -270,22 +275,30 @@ def _contents(item: Any) -> list[Any]:
 
 def _references(item: Any) -> Iterator[Any]:
     """Objects that an object holds or uses; of functions and classes, only of those that no package brings along."""
-    if isinstance(item, type):
+    kind = type(item)
+    if issubclass(kind, type):
         yield from () if is_installed(item.__module__) else (*vars(item).values(), *item.__bases__)
         return
-    if isinstance(item, types.FunctionType) and not is_installed(item.__globals__.get("__name__")):
+    if kind is types.FunctionType and not is_installed(item.__globals__.get("__name__")):
         for cell in item.__closure__ or ():
             with suppress(ValueError):  # an empty cell
                 yield cell.cell_contents
         yield item.__defaults__
         yield item.__kwdefaults__
         yield [item.__globals__.get(name) for name in _used_names(item.__code__)]
-    elif isinstance(item, Mapping):
-        yield from item.values()
-    elif isinstance(item, list | tuple | set | frozenset | deque):
-        yield from item
-    yield from (getattr(item, name, None) for name in (*_HOLDERS, *_slot_names(type(item))))  # type: ignore[arg-type]
-    yield type(item)
+    elif kind is types.MappingProxyType:
+        yield from gc.get_referents(item)  # the mapping behind it
+    # By the methods of Python's own containers: a subclass, or another mapping or sequence, may read a file for each
+    # value that it is asked for. What it holds itself are its attributes.
+    elif issubclass(kind, dict):
+        yield from dict.values(item)
+    elif issubclass(kind, _SEQUENCES):
+        base: Any = next(base for base in _SEQUENCES if issubclass(kind, base))
+        yield from base.__iter__(item)
+    for name in _member_names(kind):  # type: ignore[arg-type]
+        with suppress(AttributeError):  # a slot that was never set
+            yield object.__getattribute__(item, name)
+    yield kind
 
 
 def _used_names(code: types.CodeType) -> Iterator[str]:
@@ -305,6 +318,8 @@ def is_installed(module: str | None) -> bool:
 
 
 @functools.cache
-def _slot_names(kind: type) -> tuple[str, ...]:
-    names = [getattr(parent, "__slots__", ()) for parent in kind.__mro__]
-    return tuple(name for slots in names for name in ([slots] if isinstance(slots, str) else slots))
+def _member_names(kind: type) -> tuple[str, ...]:
+    """Attributes of instances that are there already: no property, which may compute or read something."""
+    names = (*_HOLDERS, *copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    stored = types.MemberDescriptorType | types.GetSetDescriptorType
+    return tuple(name for name in names if isinstance(inspect.getattr_static(kind, name, None), stored))

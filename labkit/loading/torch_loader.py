@@ -183,14 +183,36 @@ def worker_context(start_method: str | None) -> multiprocessing.context.BaseCont
     None, in a notebook or console: a fork server where Python would fork. The kernel's threads hold locks, which a fork
     copies as they are. In a script: Python's own, since a fork alone needs no main guard.
     """
-    context = multiprocessing.get_context(start_method)
-    if start_method is None and context.get_start_method() == "fork" and not main_is_script():
-        context = multiprocessing.get_context("forkserver")
-    if context.get_start_method() == "forkserver":
-        # Every worker is forked from the server: with these imported it starts in a tenth of a second.
-        loaded = [name for name in sys.modules if name in _SLOW_IMPORTS or name.startswith(_OWN_IMPORTS)]
-        context.set_forkserver_preload(["__main__", "labkit.loading.torch_loader", *loaded])
-    return context
+    return _Context(start_method)
+
+
+class _Context(multiprocessing.context.BaseContext):
+    """Chooses when workers start: until then, as with torch's loader, the program may call `set_start_method`.
+
+    Nor does it take the method of the whole program, as `multiprocessing.get_context()` would.
+    """
+
+    def __init__(self, start_method: str | None):
+        self._method = start_method
+
+    def get_context(self, method: str | None = None) -> Any:
+        context = multiprocessing.get_context(method or self.get_start_method())
+        if context.get_start_method() == "forkserver":
+            # Every worker is forked from the server: with these imported it starts in a tenth of a second.
+            loaded = [name for name in sys.modules if name in _SLOW_IMPORTS or name.startswith(_OWN_IMPORTS)]
+            context.set_forkserver_preload(["__main__", "labkit.loading.torch_loader", *loaded])
+        return context
+
+    def get_start_method(self, allow_none: bool = False) -> str:
+        if self._method is not None:
+            return self._method
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        method = chosen or multiprocessing.get_all_start_methods()[0]  # the first is Python's default
+        return "forkserver" if method == "fork" and not main_is_script() else method
+
+    @property
+    def Process(self) -> Any:
+        return self.get_context().Process
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Python's global lock and count as part of the measurement.
 """
 
 import os
+import re
 import resource
 import select
 import subprocess
@@ -67,7 +68,10 @@ def cpu_times() -> Mapping[str, float]:
 excluded_pids: set[int] = set()
 
 _CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
-_ENDED = FileNotFoundError, ProcessLookupError  # what reading about a process or thread that has ended raises
+_UNKNOWN = (
+    OSError,
+    ValueError,
+)  # what reading about a process raises that has ended, or of which the kernel tells nothing
 
 
 def descendants(pid: int, excluded: Collection[int] = ()) -> list[int]:
@@ -82,9 +86,9 @@ def descendants(pid: int, excluded: Collection[int] = ()) -> list[int]:
         with suppress(psutil.Error):
             found = [child.pid for child in psutil.Process(pid).children(recursive=True) if child.pid not in excluded]
         return found
-    with suppress(*_ENDED):
+    with suppress(*_UNKNOWN):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*_ENDED), open(f"/proc/{pid}/task/{task}/children") as file:
+            with suppress(*_UNKNOWN), open(f"/proc/{pid}/task/{task}/children") as file:
                 for child in map(int, file.read().split()):
                     if child not in excluded:
                         found += [child, *descendants(child, excluded)]
@@ -123,9 +127,9 @@ def excluded_cpu_s() -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    with suppress(*_ENDED), open(f"/proc/{pid}/stat") as file:  # its own and its ended children's, user and system
+    with suppress(*_UNKNOWN), open(f"/proc/{pid}/stat") as file:  # its own and its ended children's, user and system
         return sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / _TICKS_PER_S
-    return 0.0  # it has ended: its time counts for its parent
+    return 0.0  # where it has ended, its time counts for its parent
 
 
 def _read_bytes(pid: int) -> int | None:
@@ -209,8 +213,9 @@ _MAX_SHARE = 0.02  # of one core's time that sampling may take: reading PSS cost
 
 def pss_bytes(pid: int) -> int:
     """PSS of one process: a page shared by n processes counts 1/n. 0 if it has ended."""
-    with suppress(*_ENDED), open(f"/proc/{pid}/smaps_rollup") as file:
-        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
+    with suppress(*_UNKNOWN), open(f"/proc/{pid}/smaps_rollup") as file:
+        found = re.search(r"^Pss:\s+(\d+) kB$", file.read(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
     return 0
 
 

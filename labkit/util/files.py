@@ -9,6 +9,7 @@ process ends, however it ends; some filesystems have none.
 import errno
 import fcntl
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -26,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from labkit.errors import ArgumentError, OperationError
+from labkit.errors import ArgumentError, OperationError, StorageError
 from labkit.util.machine import labkit_home
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")  # what labkit decodes
@@ -199,6 +200,34 @@ def file_lock(path: Path) -> Iterator[None]:
 
 _PARTIAL_NAME = re.compile(r"\.\d+-[0-9a-f]{8}\.partial")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of a write, which do not name the file
+
+
+def require_room(folder: Path, n_bytes: float) -> None:
+    """Refuse to begin what will not fit: about `n_bytes` in a folder, which need not be there yet.
+
+    Raises:
+        OSError: the disk has less room; says how much is needed and free. A user's quota is not known here.
+    """
+    if n_bytes > (free := free_bytes(folder)):
+        raise StorageError(
+            f"{folder} needs about {_told_bytes(n_bytes)}, and its disk has {_told_bytes(free)} free: make room, or "
+            "choose a folder on another disk"
+        )
+
+
+def free_bytes(folder: Path) -> float:
+    """Room on the disk of a folder, which need not be there yet; infinite where the system does not tell."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return math.inf
+
+
+def _told_bytes(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -71,9 +71,14 @@ def cgroup_quota(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
 
 def cgroup_folders(root: Path, membership: Path) -> list[Path]:
     """Folders of this process's groups and all their parents (cgroup v2, and the cpu controller of v1)."""
-    groups = []
-    for line in membership.read_text().splitlines() if membership.exists() else ():
-        _, controllers, group = line.split(":", 2)
+    groups, lines = [], list[bytes]()
+    with suppress(OSError):  # not Linux
+        lines = membership.read_bytes().splitlines()
+    for line in lines:
+        _, *fields = map(os.fsdecode, line.split(b":", 2))  # names of groups are any bytes, as those of files
+        if len(fields) < 2:
+            continue
+        controllers, group = fields
         if controllers == "":
             base = root
         elif "cpu" in controllers.split(","):
@@ -87,9 +92,9 @@ def cgroup_folders(root: Path, membership: Path) -> list[Path]:
 
 def _read_quota(group: Path) -> float | None:
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = " ".join((group / name).read_text() for name in names).split()
-            return float(quota) / float(period) if quota not in ("max", "-1") else None
+            return int(quota) / int(period) if quota not in ("max", "-1") else None
     return None
 
 
@@ -230,6 +235,7 @@ def _slug(name: str, n_words: int) -> str:
 
 def _cpu_name() -> str:
     with suppress(OSError):
-        if name := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        if name := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
             return name[1]
     return platform.processor() or platform.machine()

@@ -7,13 +7,15 @@ own; and objects with a method `to` of their own, such as tokenizers' encodings,
 import copy
 import copyreg
 import sys
-from collections import UserList, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
 _ATOMS = (str, bytes, int, float, type(None), type)
-_LISTS = list | deque | UserList
+_BUILT_IN = dict | list | deque
+# Those of the standard library lose attributes, or call the class.
+_COPIES: tuple[Any, ...] = (None, defaultdict.__copy__, deque.__copy__, UserDict.__copy__, UserList.__copy__)
 
 
 def map_tensors(batch: Any, function: Callable[[Any], Any], *, of_object: Callable[[Any], Any] | None = None) -> Any:
@@ -56,22 +58,21 @@ class _Mapper:
             return self._note(item, self._function(item))
         if self._of_object is not None and has_own_to(item):
             return self._note(item, self._of_object(item))
-        if isinstance(item, tuple):
-            make = getattr(item, "_make", type(item))  # of a named tuple
-            return self._note(item, make([self.map(value) for value in item]))
-        if isinstance(item, Mapping) and not isinstance(item, MutableMapping):
+        if _is_sealed(item):
             kind: Any = type(item)
             return self._note(item, kind({key: self.map(value) for key, value in item.items()}))
-        own = _copy(item)
-        if own is item:
-            return item
+        if isinstance(item, tuple):
+            own = _make_tuple(type(item), [self.map(value) for value in item])
+            _copy_attributes(item, own)
+        else:
+            own = _copy(item)
+            if own is item:
+                return item
         self._note(item, own)
-        if isinstance(own, MutableMapping):
-            for key in list(own):
-                own[key] = self.map(own[key])
-        elif isinstance(own, _LISTS):
-            for place, value in enumerate(item):
-                own[place] = self.map(value)
+        if isinstance(own, _BUILT_IN):
+            base = _base_of(own)  # whose methods do not do what a subclass adds to them
+            for place, value in list(dict.items(own) if isinstance(own, dict) else enumerate(own)):
+                base.__setitem__(own, place, self.map(value))
         for name in _attribute_names(own):
             value = getattr(own, name)
             if (mapped := self.map(value)) is not value:
@@ -80,20 +81,59 @@ class _Mapper:
         return own
 
 
-def _copy(item: Any) -> Any:
-    """A copy of a container, a data class or an object with a method `to`, with the same contents; else the item."""
-    if isinstance(item, MutableMapping | _LISTS) or (has_own_to(item) and hasattr(item, "__copy__")):
-        return copy.copy(item)
-    if not (is_dataclass(item) or has_own_to(item)):
-        return item
-    # Not by `copy.copy`, which goes by how an object is pickled: that may take long, and leave something out.
+def _make_tuple(kind: type, values: list[Any]) -> Any:
     try:
-        own = object.__new__(type(item))
-    except TypeError:  # of a class of another language
-        return item
+        return tuple.__new__(kind, values)  # not `kind(...)`: a subclass may take other arguments
+    except TypeError:  # of what PyTorch's functions return, such as `torch.return_types.max`
+        return kind(values)
+
+
+def _base_of(item: Any) -> Any:
+    """The built-in container that an object is an instance of."""
+    return next(kind for kind in (OrderedDict, defaultdict, dict, list, deque) if isinstance(item, kind))
+
+
+def _copy_attributes(item: Any, own: Any) -> None:
     for name in _attribute_names(item):
         object.__setattr__(own, name, getattr(item, name))
+
+
+def _copy(item: Any) -> Any:
+    """A copy of a container, a data class or an object with a method `to`, with the same contents; else the item.
+
+    By its own `__copy__`, where there is one. Not by how an object is pickled, as `copy.copy` would: that may take long
+    and leave something out. Nor by its class, which may take other arguments than a list or a dict.
+    """
+    is_built_in = isinstance(item, _BUILT_IN)
+    if not (is_built_in or isinstance(item, Mapping | UserList) or is_dataclass(item) or has_own_to(item)):
+        return item
+    if hasattr(type(item), "__del__"):  # it would close what both hold: a file, for example
+        return item
+    if getattr(type(item), "__copy__", None) not in _COPIES:
+        return copy.copy(item)
+    base: Any = _base_of(item) if is_built_in else object
+    try:
+        own = base.__new__(type(item))
+    except TypeError:  # of a class of another language
+        return item
+    if isinstance(item, deque):
+        deque.__init__(own, item, item.maxlen)
+    elif isinstance(item, list):
+        list.extend(own, item)
+    elif isinstance(item, dict):
+        for key, value in dict.items(item):
+            base.__setitem__(own, key, value)
+        if isinstance(item, defaultdict):
+            object.__setattr__(own, "default_factory", item.default_factory)
+    if getattr(item, "__dict__", None) is item:  # whose items are its attributes
+        object.__setattr__(own, "__dict__", own)
+    _copy_attributes(item, own)
     return own
+
+
+def _is_sealed(item: Any) -> bool:
+    """Whether it is a mapping that keeps what it holds where Python cannot see it, such as a `MappingProxyType`."""
+    return isinstance(item, Mapping) and not isinstance(item, dict) and not _attribute_names(item)
 
 
 def move_tensors(batch: Any, device: Any, *, non_blocking: bool = False) -> Any:
@@ -140,11 +180,11 @@ def has_own_to(item: Any) -> bool:
 
 
 def _contents(item: Any) -> list[Any]:
-    if isinstance(item, Mapping):
+    if isinstance(item, dict) or _is_sealed(item):
         items = list(item.values())
-    elif isinstance(item, tuple | _LISTS):
+    elif isinstance(item, tuple | _BUILT_IN):
         items = list(item)
-    elif is_dataclass(item) or has_own_to(item):
+    elif isinstance(item, Mapping | UserList) or is_dataclass(item) or has_own_to(item):
         items = []
     else:
         return []

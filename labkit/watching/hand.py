@@ -1,11 +1,19 @@
 """What a process leaves for others that look at it, whatever holds it up: the sample that it makes, and its stacks."""
 
 import faulthandler
+import io
 import mmap
 import signal
 from array import array
 from contextlib import suppress
 from typing import Any
+
+
+class LastingFile(io.FileIO):
+    """A file without a buffer that is open until nobody has it any more, which is no mistake to warn of."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Hand:
@@ -34,7 +42,7 @@ class Hand:
     @classmethod
     def shared(cls, path: str) -> "Hand":
         """One in a new file, which `from_file` reads."""
-        return cls(open(path, "wb+", buffering=0))
+        return cls(LastingFile(path, "wb+"))
 
     @classmethod
     def from_file(cls, path: str) -> "Hand | None":
@@ -105,7 +113,7 @@ def answer_with_stacks(path: str) -> None:
     """Let this process, and those that it forks, append their stacks to a file when they are asked by `SIGNAL`."""
     global _answers
     if SIGNAL and signal.getsignal(SIGNAL) is signal.SIG_DFL:
-        file = open(path, "ab", buffering=0)  # noqa: SIM115 - while the process lives
+        file = LastingFile(path, "ab")
         faulthandler.register(SIGNAL, file, all_threads=True)
         _answers = file
 

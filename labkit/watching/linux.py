@@ -27,7 +27,7 @@ def descriptor_of(pid: int, paths: set[str]) -> str:
 
 def read_text(path: str | Path) -> str:
     """The contents of a file; empty if it cannot be read."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # a group's name in a container may hold what no path can
         return Path(path).read_text(errors="replace")
     return ""
 
@@ -63,10 +63,10 @@ def system_call(pid: int, thread: int) -> str:
         read_text(f"/proc/{pid}/task/{thread}/syscall").split(),
         read_text(f"/proc/{pid}/task/{thread}/wchan"),
     )
-    number = int(words[0]) if words and words[0].lstrip("-").isdigit() else -1
+    number = int(words[0]) if words and re.fullmatch("[0-9]+", words[0]) else -1
     name = _NUMBERS.get(os.uname().machine, {}).get(number, "")
     if name in _OF_DESCRIPTORS:
-        with suppress(OSError):
+        with suppress(OSError, ValueError, IndexError):
             name += f" {_readable(pid, os.readlink(f'/proc/{pid}/fd/{int(words[1], 16)}'))}"
     return f"{name} ({place})".strip() if place not in ("", "0") else name
 
@@ -76,7 +76,8 @@ def _readable(pid: int, target: str) -> str:
     if found := re.fullmatch(r"socket:\[(\d+)\]", target):
         for table in ("tcp", "tcp6"):
             for row in read_text(f"/proc/{pid}/net/{table}").splitlines()[1:]:
-                if (fields := row.split())[9] == found[1]:
+                fields = row.split()
+                if fields[9:10] == [found[1]]:
                     return f"[{_address(fields[2])}]"
         return "[socket]"
     return f"{target} [{mount_of(target).kind}]" if target.startswith("/") else target
@@ -84,9 +85,11 @@ def _readable(pid: int, target: str) -> str:
 
 def _address(text: str) -> str:
     """`0100007F:1F90` is 127.0.0.1:8080."""
-    host, port = text.split(":")
-    packed = b"".join(bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, len(host), 8))
-    return f"{ipaddress.ip_address(packed)}:{int(port, 16)}"
+    host, _, port = text.partition(":")
+    with suppress(ValueError):
+        packed = b"".join(bytes.fromhex(host[start : start + 8])[::-1] for start in range(0, len(host), 8))
+        return f"{ipaddress.ip_address(packed)}:{int(port, 16)}"
+    return "socket"
 
 
 class Mount(NamedTuple):
@@ -105,10 +108,12 @@ def mount_of(path: str, table: str | None = None) -> Mount:
     """
     best = Mount("?", "")
     for row in (read_text("/proc/self/mountinfo") if table is None else table).splitlines():
-        fields, _, own = row.partition(" - ")
-        mount = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields.split()[4])  # `\040` is a space
+        fields, kinds = (part.split() for part in row.partition(" - ")[::2])
+        if len(fields) < 5 or not kinds:
+            continue
+        mount = re.sub(r"\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), fields[4])  # `\040` is a space
         if len(mount) >= len(best.path) and (path + "/").startswith(mount.rstrip("/") + "/"):  # a later one is on top
-            best = Mount(own.split()[0], mount)
+            best = Mount(kinds[0], mount)
     return best
 
 
@@ -193,7 +198,7 @@ def parse_pressure(text: str) -> Pressure | None:
 
     Source: the kernel's documentation, accounting/psi.
     """
-    found = re.search(r"^some .*avg60=([\d.]+) .*total=(\d+)$", text, re.MULTILINE)
+    found = re.search(r"^some .*avg60=(\d+\.?\d*) .*total=(\d+)$", text, re.MULTILINE)
     return Pressure(int(found[2]) / 1e6, float(found[1]) / 100) if found else None
 
 

@@ -398,7 +398,7 @@ def _asked_for_stack(pid: int, path: str) -> list[str]:
     It is asked only if it has our file open and catches the signal, which would end any other process.
     """
     descriptor = descriptor_of(pid, {path, answers_in()} - {""})
-    caught = re.search(r"SigCgt:\s*(\w+)", read_text(f"/proc/{pid}/status"))
+    caught = re.search(r"SigCgt:\s*([0-9a-f]+)", read_text(f"/proc/{pid}/status"))
     if not descriptor or caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
         return []
     with suppress(OSError), open(descriptor, "rb") as file:

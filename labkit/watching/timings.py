@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
-from labkit.watching.hand import Hand, answer_with_stacks, hand_here
+from labkit.watching.hand import Hand, LastingFile, answer_with_stacks, hand_here
 from labkit.watching.lines import LineSampler
 
 
@@ -181,7 +181,7 @@ class TimedWorker:
     def __call__(self, worker: int) -> None:
         with suppress(Exception):  # no times are better than no worker
             name = os.path.join(self._folder, str(worker))
-            file = open(f"{name}.times", "ab", buffering=0)  # noqa: SIM115 - until it ends
+            file = LastingFile(f"{name}.times", "ab")
             put, hand, lines = partial(_write, file), Hand.shared(f"{name}.hand"), LineSampler(f"{name}.lines")
             lines.start()
             _Sink.hand, _Sink.lines = hand, lines

@@ -167,10 +167,15 @@ def _list_in(values: Any) -> Any:
     if type(values).__module__.partition(".")[0] == "pandas":
         columns = [values[name] for name in values.columns] if hasattr(values, "columns") else [values]
         return next((one.array for one in columns if len(one) and _text_of(one.iloc[0]) and one.is_unique), None)
-    return values if isinstance(values, list | tuple) else None
+    return values if _has_its_items(values) else None
+
+
+def _has_its_items(values: Any) -> bool:
+    """Whether it is a list or a tuple whose items are there: a subclass may read a file for each."""
+    return isinstance(values, list | tuple) and type(values).__getitem__ in (list.__getitem__, tuple.__getitem__)
 
 
 def _text_of(value: Any) -> str:
     """A name in a list: itself, or the first of several, as in torchvision's (path, class)."""
-    value = value[0] if isinstance(value, tuple | list) and value else value
+    value = value[0] if _has_its_items(value) and value else value
     return os.fspath(value) if isinstance(value, str | os.PathLike) else ""

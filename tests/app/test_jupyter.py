@@ -1,9 +1,11 @@
 """`labkit lab`, reachable with its token only; notebooks in JupyterLab, in a browser; and the cell magic."""
 
+import atexit
 import base64
 import io
 import re
 import sys
+import tempfile
 from unittest.mock import Mock
 
 import matplotlib
@@ -175,8 +177,10 @@ class TestMagic:
     """`%%variant` in a real IPython shell."""
 
     @pytest.fixture
-    def shell(self):
+    def shell(self, monkeypatch, tmp_path_factory):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("shell")))  # of its history
         shell = start_ipython() or get_ipython()  # noqa: F821 - the one shell of this process
+        atexit.unregister(shell.atexit_operations)  # they would end the history, whose file is gone by then
         shell.run_line_magic("load_ext", "labkit")
         shell.user_ns.pop("runs", None)
         return shell

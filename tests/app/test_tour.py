@@ -229,6 +229,20 @@ def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(lab, monkeypatch, e
     assert "refresh" not in page
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no room")], ids=["Ctrl-C", "an error"])
+@pytest.mark.parametrize("stores", [False, True])
+def test_a_tour_that_cannot_begin_leaves_the_earlier_one(lab, monkeypatch, error, stores):
+    monkeypatch.setattr(tour, "describe_run", lambda only: {"run": "now"})
+    monkeypatch.setattr(tour, "make_photos", Mock(side_effect=error))
+    folder = lab / "results" / lk.env_id()
+    (folder / "frames").mkdir(parents=True)
+    (folder / "index.html").write_text("an earlier tour")
+    before = contents(lab)
+    with pytest.raises(type(error)):
+        tour.run_tour(store_outputs=stores)
+    assert contents(lab) == before
+
+
 class TestStoringATour:
     @pytest.fixture
     def quiet_clone(self, lab, monkeypatch):

@@ -107,13 +107,15 @@ def test_the_place_is_as_odd_as_it_should_be(tmp_path):
     assert b"PermissionError" in done.stderr
 
 
-def test_a_tour_without_a_home_names_the_remedy(monkeypatch):
+def test_a_tour_without_a_home_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", "/proc/labkit")  # not even root makes a folder there
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli.app, ["tour", "--only", "00"])
     assert result.exit_code == 2
     assert result.stderr.startswith("labkit: /proc/labkit cannot be written to")
     assert "LABKIT_HOME" in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("encoding", "printed"), [("ascii", "é…\udcff"), ("utf-8", "é…"), ("latin-1", "é")])

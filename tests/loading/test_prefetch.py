@@ -6,24 +6,16 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
-from dataclasses import dataclass, field
 from itertools import cycle
-from operator import itemgetter
-from pkgutil import resolve_name
-from types import MappingProxyType
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.pin_memory import pin_memory
-from torchvision import tv_tensors
-from torchvision.models.detection.image_list import ImageList
 
 import labkit as lk
 from labkit import course
-from tests.encodings import Encoding
+from tests.batch_kinds import KINDS, Pair, Sample, all_of_nested, nested
 from tests.loaders import Numbers, eventually, loader_of, new_threads, solid, store_that_reads
 from tests.memory_store import MemoryStore
 
@@ -315,182 +307,17 @@ def test_a_loader_with_workers_feeds_cuda(cuda):
 
 # Kinds of batches
 
-Pair = namedtuple("Pair", "image label")
-
-
-@dataclass(frozen=True)
-class Sample:
-    image: torch.Tensor
-    name: str
-    derived: str = field(init=False, default="kept")
-
-
-@dataclass(frozen=True, slots=True)
-class Slotted:
-    image: torch.Tensor
-
-
-class Named(list):
-    """A list whose constructor is not a list's."""
-
-    def __init__(self, name, values):
-        super().__init__(values)
-        self.name = name
-
-
-class Fields(dict):
-    """A dict with attributes, as many projects have one."""
-
-    def __init__(self, source, *, image, name):
-        super().__init__(source)
-        self.image, self.name = image, name
-
-
-class AttributeDict(dict):
-    def __init__(self, **items):
-        super().__init__(items)
-        self.__dict__ = self
-
-
-class Instances:
-    """As detectron's: `to` makes a new object, which holds its tensors in a dict."""
-
-    def __init__(self, size, **found):
-        self._size, self._found = size, found
-
-    def to(self, *args, **kwargs):
-        return Instances(self._size, **{name: value.to(*args, **kwargs) for name, value in self._found.items()})
-
-
-class Store(UserDict):
-    """As the stores of torch_geometric's graphs, which know their graph."""
-
-    def __init__(self, graph, **items):
-        super().__init__(items)
-        self._graph = weakref.ref(graph)
-
-
-class Graph:
-    """As torch_geometric's: `to` moves in place and returns the graph itself."""
-
-    def __init__(self, **items):
-        self._store = Store(self, **items)
-
-    def __copy__(self):
-        return Graph(**self._store)
-
-    def to(self, device, *, non_blocking=False):
-        assert self._store._graph() is self
-        for name, value in self._store.items():
-            self._store[name] = value.to(device, non_blocking=non_blocking)
-        return self
-
-
-class MovesItself:
-    """`to` takes a device alone, moves in place and returns nothing. It is copied, and not by pickling it."""
-
-    __slots__ = ("__images",)
-
-    def __init__(self, images):
-        self.__images = images
-
-    def __reduce__(self):
-        raise AssertionError("it was pickled")
-
-    def read(self):
-        return self.__images[0]
-
-    def to(self, device):
-        self.__images = [image.to(device) for image in self.__images]
-
-
-class Hiding:
-    """Nobody finds its tensor by looking through attributes."""
-
-    def __init__(self, image):
-        self.read = lambda: image
-
-    def to(self, device, non_blocking=False):
-        return Hiding(self.read().to(device, non_blocking=non_blocking) + 0)
-
-    def pin_memory(self):
-        return Hiding(self.read().pin_memory())
-
-
-NO_TENSORS = (3, None, b"bytes", [Sample, torch.Tensor], [(), {}], object())
-
-
-def nested(image):
-    pair = Pair(image, [image.clone().pin_memory()])
-    return {"pair": pair, "sample": Sample(image.clone().pin_memory(), "name"), "rest": NO_TENSORS}
-
-
-def all_of_nested(batch):
-    assert (batch["sample"].name, batch["sample"].derived, batch["rest"]) == ("name", "kept", NO_TENSORS)
-    return torch.cat([batch["pair"].image, batch["pair"].label[0], batch["sample"].image])
-
-
-def circle(image):
-    batch = {"image": image}
-    batch["again"] = [image, batch]
-    return batch
-
-
-# How a batch of this kind is made of a pinned tensor, and how the consumer finds that tensor in it.
-KINDS = {
-    "nested": (nested, all_of_nested),
-    "dict": (lambda image: {"image": image}, lambda batch: batch["image"]),
-    "ordered dict": (lambda image: OrderedDict(image=image), lambda batch: batch["image"]),
-    "defaultdict": (lambda image: defaultdict(list, image=image), lambda batch: batch["image"]),
-    "user dict": (lambda image: UserDict(image=image), lambda batch: batch["image"]),
-    "dict with a tensor for an attribute": (lambda image: Fields({}, image=image, name="n"), lambda batch: batch.image),
-    "attribute dict": (lambda image: AttributeDict(image=image), lambda batch: batch.image),
-    "read-only dict": (lambda image: MappingProxyType({"image": image}), lambda batch: batch["image"]),
-    "dict that holds itself": (circle, lambda batch: batch["again"][1]["again"][0]),
-    "list of a name": (lambda image: Named("name", [image]), itemgetter(0)),
-    "list in a tuple": (lambda image: ([image],), lambda batch: batch[0][0]),
-    "deque": (lambda image: deque([image]), lambda batch: batch[0]),
-    "named tuple": (lambda image: Pair(image, None), lambda batch: batch.image),
-    "frozen data class": (lambda image: Sample(image, "name"), lambda batch: batch.image),
-    "frozen data class with slots": (Slotted, lambda batch: batch.image),
-    "image of torchvision": (lambda image: tv_tensors.Image(image.view(1, 1, -1)), lambda batch: batch[0, 0]),
-    "list of images": (lambda image: ImageList(image, [(1, 1)]), lambda batch: batch.tensors),
-    "packed sequence": (lambda image: PackedSequence(image, torch.ones(len(image), dtype=torch.int64)), itemgetter(0)),
-    "encoding": (lambda image: Encoding({"image": image}), lambda batch: batch["image"]),
-    "instances": (lambda image: [Instances((1, 1), boxes=image)], lambda batch: batch[0]._found["boxes"]),
-    "graph": (lambda image: Graph(image=image), lambda batch: batch._store["image"]),
-    "moves itself": (lambda image: MovesItself([image]), lambda batch: batch.read()),
-    "hiding": (lambda image: {"deep": Hiding(image)}, lambda batch: batch["deep"].read()),
-}  # fmt: skip
-
-
-def of_transformers(path, **data):
-    return resolve_name(f"transformers.{path}")(**data)
-
-
-OF_TRANSFORMERS = {
-    "encoding of transformers": (
-        lambda image: of_transformers("BatchEncoding", data={"image": image}), lambda batch: batch["image"],
-    ),
-    "features of transformers": (
-        lambda image: of_transformers("BatchFeature", data={"image": image}), lambda batch: batch.image,
-    ),
-    "output of a model of transformers": (
-        lambda image: of_transformers("modeling_outputs:BaseModelOutput", last_hidden_state=image), itemgetter(0),
-    ),
-}  # fmt: skip
-of_every_kind = pytest.mark.parametrize(
-    ("make", "find"),
-    [
-        *(pytest.param(*kind, id=name) for name, kind in KINDS.items()),
-        *(pytest.param(*kind, id=name, marks=pytest.mark.frameworks) for name, kind in OF_TRANSFORMERS.items()),
-    ],
+# tests/util/test_tensor_trees.py tries every kind; here those that torch's loader treats as its own, or that copy
+# themselves.
+of_some_kinds = pytest.mark.parametrize(
+    "kind", ["nested", "list of images", "packed sequence", "encoding", "graph", "moves itself", "hiding"]
 )
 
 
-@of_every_kind
-def test_no_kind_of_batch_is_overwritten_and_each_keeps_its_type(cuda, make, find):
+@of_some_kinds
+def test_no_kind_of_batch_is_overwritten_and_each_keeps_its_type(cuda, kind):
     """The host is far ahead of the device: a batch's memory is free for the next copy before its sum has begun."""
+    make, find = KINDS[kind]
     n_batches, n_items = n_batches_for(cuda), 1 << 14
     pinned = torch.arange(n_batches).view(-1, 1).repeat(1, n_items).pin_memory()
     expected = [int(find(make(image)).sum()) for image in pinned]
@@ -507,8 +334,9 @@ def test_no_kind_of_batch_is_overwritten_and_each_keeps_its_type(cuda, make, fin
     assert cuda is None or cuda.races == []
 
 
-@of_every_kind
-def test_batches_that_the_loader_keeps_stay_on_the_host(make, find):
+@of_some_kinds
+def test_batches_that_the_loader_keeps_stay_on_the_host(kind):
+    make, find = KINDS[kind]
     with lk.simulated_cuda():
         kept = [make(torch.full((3,), number).pin_memory()) for number in range(3)]
         for _ in range(2):
@@ -521,18 +349,6 @@ def test_on_a_cpu_batches_pass_through():
     for found, image in zip(lk.CUDAPrefetcher([Pair(image, ["name"]) for image in images], "cpu"), images, strict=True):
         assert found.image is image  # nothing is copied
         assert (type(found), found.label) == (Pair, ["name"])
-
-
-def test_other_attributes_of_a_batch_are_kept():
-    with lk.simulated_cuda():
-        image = torch.ones(3).pin_memory()
-        batches = [Fields({"a": image}, image=image, name="n"), Encoding({"image": image}, n_sequences=2)]
-        fields, encoding, named, again = lk.CUDAPrefetcher([*batches, Named("n", [image]), circle(image)])
-        assert fields.name == "n"
-        assert fields["a"] is fields.image  # the same tensor twice is copied once
-        assert (encoding.n_sequences, named.name) == (2, "n")
-        assert again["again"][0] is again["image"]
-        assert again["again"][1] is again
 
 
 def test_batches_arrive_whole_on_every_device(cuda):

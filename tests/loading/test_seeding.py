@@ -6,6 +6,8 @@ import random
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 import albumentations as A
 import cloudpickle
@@ -363,6 +365,39 @@ class Unlisted(dict):
         raise NotImplementedError
 
 
+def reads(kind):
+    """What holds a generator, and would have to read a file for each value; and the list of values that were read."""
+
+    def make(folder, monkeypatch, generator):
+        read = []
+
+        def get(self, key):
+            read.append(key)
+            raise AssertionError("a value was read")
+
+        names = ("__getitem__", "__iter__", "values", "items", "get", "computed", "__getattr__", "copy")
+        body = dict.fromkeys(names, get) | {
+            "__len__": lambda self: 500,
+            "computed": property(lambda self: get(self, 0)),
+        }
+        held = type("Reads", (kind,), body)()
+        object.__setattr__(held, "held", generator)
+        return held, read
+
+    return make
+
+
+def npz(folder, monkeypatch, generator):
+    np.savez(folder / "some.npz", **{f"image {number}": np.zeros(3) for number in range(4)})
+    read, opened = [], np.load(folder / "some.npz")
+    original = type(opened).__getitem__
+    monkeypatch.setattr(type(opened), "__getitem__", lambda self, key: read.append(key) or original(self, key))
+    return [opened, generator], read
+
+
+OF_VALUES = {kind.__name__: reads(kind) for kind in (object, dict, list, set, deque, Mapping, Sequence)} | {"npz": npz}
+
+
 class TestAPrivateGeneratorIsFound:
     @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
     def test_in(self, place):
@@ -404,6 +439,13 @@ class TestAPrivateGeneratorIsFound:
         loader.close()
         assert len(set(numbers.tolist())) == 16
         assert torch.equal(numbers[:8], torch.cat(list(loader_of(DrawsFromAGlobal(), batch_size=4))))
+
+    @pytest.mark.parametrize("kind", OF_VALUES, ids=OF_VALUES)
+    def test_beside_values_of_which_none_is_read(self, kind, tmp_path, monkeypatch):
+        generator = random.Random(1)
+        held, read = OF_VALUES[kind](tmp_path, monkeypatch, generator)
+        assert find_generators([Held(held)]) == [generator]
+        assert read == []
 
     def test_however_much_lies_beside_it(self):
         generator = random.Random(1)

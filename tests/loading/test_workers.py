@@ -263,6 +263,15 @@ def test_workers_fork_unasked_only_in_a_script(monkeypatch, python_default):
     assert methods(None) == ["spawn"]
 
 
+def test_a_loader_leaves_the_start_method_to_the_program(python_default):
+    python_default(None)
+    loader = loader_of(num_workers=1)
+    list(loader)
+    assert multiprocessing.get_start_method(allow_none=True) is None
+    multiprocessing.set_start_method("spawn")  # an error, if it was chosen before
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
 def test_a_fork_server_imports_what_data_sets_are_made_of(monkeypatch):
     """Else each worker would, in every epoch that starts new ones."""
     import torchvision.transforms  # noqa: F401
@@ -271,7 +280,7 @@ def test_a_fork_server_imports_what_data_sets_are_made_of(monkeypatch):
 
     context, preloaded = multiprocessing.get_context("forkserver"), []
     monkeypatch.setattr(type(context), "set_forkserver_preload", lambda self, names: preloaded.extend(names))
-    loader_of(num_workers=1, start_method="forkserver")
+    loader_of(num_workers=1, start_method="forkserver").multiprocessing_context.Event()
     assert {"labkit.loading.torch_loader", "labkit.data.depth", "torchvision.transforms"} <= set(preloaded)
     assert "labkit.app.cli" not in preloaded
 

@@ -3,6 +3,7 @@
 The oracles are psutil, /proc, and work whose parts are known.
 """
 
+import io
 import multiprocessing
 import os
 import shutil
@@ -186,6 +187,20 @@ class TestCoreTime:
         for name in ("busy_s", "stolen_s"):
             low, seconds, high = (getattr(each, name) for each in (before, found, after))
             assert low - TICK_S <= seconds <= high + TICK_S
+
+    @pytest.mark.parametrize(
+        "told", [b"", b"\xff", b"x y\n", b"cpu 1 x\n", b"(a) R\n", b"Pss: many kB\n", PermissionError]
+    )
+    def test_is_nothing_where_the_kernel_hides_it_or_says_something_else(self, monkeypatch, told):
+        def opened(path):
+            if told is PermissionError:
+                raise told
+            return io.TextIOWrapper(io.BytesIO(told), "utf-8")
+
+        monkeypatch.setattr(usage, "open", opened, raising=False)
+        assert core_time().stolen_s == 0
+        assert usage.pss_bytes(os.getpid()) == 0
+        assert usage.descendants(os.getpid()) == []
 
     @pytest.mark.parametrize(
         ("told", "busy_s"), [(OSError, 0.0), (ValueError, 0.0), ({"user": 2.0, "system": 1.0, "idle": 5.0}, 3.0)]

@@ -537,7 +537,8 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
         ("--class nothing", "jpeg-uint8, jpeg-float32, .*got 'nothing'"),
     ],
 )
-def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said):
+def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["peers", *arguments.split()])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert re.search(said, done.output)

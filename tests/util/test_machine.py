@@ -46,17 +46,20 @@ def v1(controllers: str, quota: str, period: str) -> dict[str, str]:
         (["0::/job"], {"job/cpu.max": "nonsense"}, None),
         (["0::/job"], {"job/cpu.max": "1 2 3"}, None),
         (["0::/job"], {"job/cpu.cfs_quota_us": "5"}, None),
+        *[(["0::/job"], {"job/cpu.max": text}, None) for text in ("1 0", "nan 1", "inf 1", "1 inf", "\udcff 1")],
         (None, {}, None),
+        # Names of groups are any bytes; a broken line is none.
+        (["0::/j\udcff b", "", "broken", "4:cpu", "::", "0::/nul\0"], {"j\udcff b/cpu.max": "3 2"}, 1.5),
     ],
 )
 def test_the_quota_of_a_cgroup(tmp_path, lines, files, expected):
     membership = tmp_path / "membership"
     if lines is not None:
-        membership.write_text("\n".join(lines))
+        membership.write_bytes(os.fsencode("\n".join(lines)))
     for name, text in files.items():
         path = tmp_path / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(os.fsencode(text))
     assert machine.cgroup_quota(tmp_path / "cgroup", membership) == expected
 
 

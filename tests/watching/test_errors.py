@@ -2,6 +2,8 @@
 
 import itertools
 import multiprocessing
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -68,3 +70,22 @@ def test_an_error_while_tune_compares_loaders_names_the_loader_keeps_its_cause_a
         tune(Samples(lambda place: None), step)
     assert type(caught.value.__cause__) is Broken
     assert not multiprocessing.active_children()
+
+
+WARNING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import labkit as lk
+data = TensorDataset(torch.arange(8.0))
+with lk.watch():
+    list(DataLoader(data, 2, num_workers=1, multiprocessing_context="fork"))
+"""
+
+
+def test_no_file_of_a_watched_worker_is_warned_of(tmp_path):
+    """Also where two watch at once: the second takes the place of the first in each worker."""
+    (tmp_path / "train.py").write_text(WARNING)
+    command = [sys.executable, "-W", "always::ResourceWarning", "-m", "labkit", "watch", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "ResourceWarning" not in done.stderr

@@ -122,6 +122,17 @@ class TestSamples:
             assert names_of(data)(0) == first
             assert names_of(data)(8) == "sample 8"
 
+    def test_have_numbers_where_their_names_would_have_to_be_read(self):
+        class OfAFile(list):
+            def __getitem__(self, index):
+                read.append(index)
+                return super().__getitem__(index)
+
+        read, data = [], Named()
+        data.names = OfAFile(data.names)
+        assert names_of(data)(1) == "sample 1"
+        assert read == []
+
     @pytest.mark.parametrize("num_workers", [0, 1])
     @pytest.mark.parametrize("seeded", [False, True])
     def test_have_the_seconds_that_each_took(self, monkeypatch, num_workers, seeded):

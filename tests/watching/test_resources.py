@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -94,6 +95,24 @@ class TestTheKernel:
         assert mount_of("/data/1.jpg", table) == Mount("fuse.s3fs", "/data")
         assert mount_of("/database/1.jpg", table) == Mount("ext4", "/")
         assert mount_of("/data", "") == Mount("?", "")
+        broken = "\n27\n27 1 254:0 /\n27 1 254:0 / /data\n27 1 254:0 / /data rw - \n27 1 254:0 / /d\\999 rw - ext4 a\n"
+        assert mount_of("/data/1.jpg", broken + table) == Mount("fuse.s3fs", "/data")
+
+    @pytest.mark.parametrize("text", ["", "x", "0 x", "-", "\ufffd\n1 2 3\n", ") ", "0 1:2 1 3 4 5 6 7 8 {inode}", "²"])
+    def test_tells_nothing_of_what_the_kernel_says_otherwise(self, monkeypatch, tmp_path, text):
+        with socket.socket() as opened:
+            inode = os.fstat(opened.fileno()).st_ino
+            monkeypatch.setattr(
+                linux, "read_text", lambda path: "header\n" * ("net" in str(path)) + text.format(inode=inode)
+            )
+            opened_files, n_open = linux.open_files(os.getpid())
+        assert n_open > 0
+        assert not any(name.startswith("[") for name in opened_files if name != "[socket]")
+        assert isinstance(linux.state_of(os.getpid()), str)
+        assert "[" not in linux.system_call(os.getpid(), os.getpid())
+        membership = files(tmp_path, {"membership": "0::/job"}) / "membership"
+        assert linux.throttling(tmp_path, membership) == {}
+        assert linux.pressures(tmp_path, membership, tmp_path) == {}
 
 
 class Listed(Dataset):
