@@ -27,6 +27,7 @@ from labkit.course import (
     plot_peers,
     stored_runs,
 )
+from labkit.course.results import stored_results
 from labkit.errors import HostError
 from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
@@ -449,6 +450,17 @@ def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_t
     assert each == {name: (stored["env_id"].iloc[0], {name}) for name in in_notebook}
     assert (stored["batch_size"].dropna() == 64).all()
     assert stored.loc[~stored["is_warmup"], "is_steady"].all()
+
+
+def test_the_result_of_the_notebook_counts_the_loaders_that_are_stored():
+    [runs] = [runs for _, name, runs in comparisons(stored_runs()) if name == "jpeg-uint8"]
+    table = peer_table(runs, BEST_DATALOADER)
+    alike = table[(table["kind"] == "peer") & table["antialias"].eq(True) & (table["decoded_at"] == "full size")]
+    others = alike.drop(["FFCV jpg", "torchvision v2"])  # JPEGs of its own; the baseline itself
+    assert not (others["ci_low"] > 1).any()
+    n_wrapping = sum(PEERS[name].decoder == "torchvision" for name in others.index)
+    sentence = stored_results()["13_peers"].sentences[0]
+    assert re.findall(r"\d+", sentence) == [str(len(others)), str(n_wrapping)]
 
 
 def test_stored_figures_of_another_meaning_are_refused(frame, tmp_path, monkeypatch):
