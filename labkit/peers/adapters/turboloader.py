@@ -79,7 +79,12 @@ def _make_peer(name: str, source: str, **details: Any) -> Peer:
         "32,000 images/s from a tar and 87,000 from its raw format with crop and flip, its README: an M4 Max laptop, "
         "whose cores are many and fast, and images of 160 or 192 pixels"
     )
-    options = {"decoder": "libjpeg-turbo", "decodes": SCALED, "dtypes": (FLOAT32,), "published": published}
+    options: dict[str, Any] = {
+        "decoder": "libjpeg-turbo",
+        "decodes": SCALED,
+        "dtypes": (FLOAT32,),
+        "published": published,
+    }
     return pip_peer(name, "turboloader", source=source, **options, **details)
 
 
