@@ -20,7 +20,7 @@ from labkit.util.pictures import png_bytes
 _OWN_ADAPTER = "write an adapter for it, as in notebook 13, and pass it to course.compare_peers(peers=[...])"
 _MULTICROP = "time it with lk.compare, over lk.BatchLoader(crops=...) and a loader of your own"
 #: Names of earlier versions -> what to use instead. To be removed with the next version.
-GONE = {
+GONE_NAMES = {
     "torchcodec": "it decodes for any loader, and notebook 02 times decoders",
     "pil draft": "it decodes for any loader, and notebook 02 times decoders",
     "opencv reduced": "it decodes for any loader, and notebook 02 times decoders",
@@ -34,11 +34,11 @@ GONE = {
 }
 
 
-def refuse_gone(option: str, names: Sequence[str]) -> None:
+def refuse_gone_names(option: str, names: Sequence[str]) -> None:
     """Say what to use instead of a name that an option accepted in an earlier version."""
     for name in names:
-        if name.lower() in GONE:
-            raise ArgumentError(f"{option} {name} is gone: {GONE[name.lower()]}")
+        if name.lower() in GONE_NAMES:
+            raise ArgumentError(f"{option} {name} is gone: {GONE_NAMES[name.lower()]}")
 
 
 def list_peers() -> None:
