@@ -139,7 +139,7 @@ class TestTheFrame:
         """Of a new column, this names what was forgotten: its row in `COLUMNS`, its line above it, or its value."""
         loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
         runs = lk.compare({"a": lambda: loader}, baseline="a", experiment="e", rounds=1, factors={"storage": "folder"})
-        assert [name for name in COLUMNS if runs[name].isna().all()] == ["peak_mem_mb"]  # by a fixture, which saves time
+        assert [name for name in COLUMNS if runs[name].isna().all()] == ["peak_mem_mb"]  # by a fixture
         assert set(runs) - {*COLUMNS} == {"scale", "rung"}
         explained = re.findall(r"\w+", "".join(re.findall(r"^[a-z_, ]+:", frames.__doc__, re.MULTILINE)))
         assert set(runs) == set(explained)
