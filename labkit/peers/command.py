@@ -17,20 +17,18 @@ from labkit.util.files import write_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import png_bytes
 
-_OWN_ADAPTER = "write an adapter for it, as in notebook 13, and pass it to course.compare_peers(peers=[...])"
-_MULTICROP = "time it with lk.compare, over lk.BatchLoader(crops=...) and a loader of your own"
-#: Names of earlier versions -> what to use instead. To be removed with the next version.
+#: Names of earlier versions, in lower case -> what to use instead. To be removed with the next version.
 GONE_NAMES = {
-    "torchcodec": "it decodes for any loader, and notebook 02 times decoders",
-    "pil draft": "it decodes for any loader, and notebook 02 times decoders",
-    "opencv reduced": "it decodes for any loader, and notebook 02 times decoders",
-    "torchdata nodes": _OWN_ADAPTER,
-    "grain": _OWN_ADAPTER,
-    "datago": _OWN_ADAPTER,
-    "mosaicml-streaming": _OWN_ADAPTER,
+    **dict.fromkeys(("torchcodec", "pil draft", "opencv reduced"), "notebook 02 compares decoders"),
+    **dict.fromkeys(
+        ("torchdata nodes", "grain", "datago", "mosaicml-streaming"),
+        "write an adapter for it, as in notebook 13, and pass it to course.compare_peers(peers=[...])",
+    ),
     "tiled-uint8": "time a folder that lk.tile_jpegs wrote: --own FOLDER",
-    "multicrop-uint8": _MULTICROP,
-    "multicrop-tiled-uint8": _MULTICROP,
+    **dict.fromkeys(
+        ("multicrop-uint8", "multicrop-tiled-uint8"),
+        "time it with lk.compare, over lk.BatchLoader(crops=...) and a loader of your own",
+    ),
 }
 
 
