@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from labkit import load_frame
 from labkit.app.cli import app
 from labkit.course import (
     PEERS,
@@ -29,7 +28,7 @@ from labkit.course import (
 )
 from labkit.course.results import stored_results
 from labkit.errors import HostError
-from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
+from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, photos, ranking, registry
 from labkit.peers.adapters.own import (

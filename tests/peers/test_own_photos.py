@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from labkit import FolderStore, load_frame
+from labkit import FolderStore
 from labkit.app.cli import app
 from labkit.course import PEERS
+from labkit.measure.frames import load_frame
 from labkit.peers import registry
 from labkit.peers.adapters.own import BASELINE, BEST_DATALOADER
 from labkit.peers.photos import sample_photos
