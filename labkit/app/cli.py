@@ -204,16 +204,16 @@ def peers(
     classes: Annotated[
         str, typer.Option("--class", help="What is read and delivered, comma-separated, or `all`; --list names them.")
     ] = "",
-    own: Annotated[str, typer.Option(metavar="FOLDER", help="Your own photos instead; writes a page, too.")] = "",
+    own: Annotated[str, typer.Option(metavar="FOLDER", help="Your own photos instead.")] = "",
     only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
     scale: _Scale = "",
     rounds: Annotated[int, typer.Option(help="Measured rounds (default: set by the scale).")] = 0,
     list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
 ) -> None:
-    """Compare labkit with other loaders; write results/<env_id>/peers-<class>.csv and .png, with --own .html."""
+    """Compare labkit with other loaders; write results/<env_id>/peers-<class>.csv and .png."""
     from labkit.app.recording import record_to_results_folder
     from labkit.errors import HostError
-    from labkit.peers.command import list_peers, run_peers
+    from labkit.peers.command import list_peers, refuse_gone_names, run_peers
     from labkit.peers.peer import CLASSES, PROFILES
     from labkit.util.arguments import require_choice
 
@@ -227,6 +227,8 @@ def peers(
     with one_line_errors("labkit", OSError, ValueError, HostError):
         if own and chosen:
             raise ArgumentError(f"--own reads your photos, and --class {classes} others: pass one of them")
+        refuse_gone_names("--class", chosen)
+        refuse_gone_names("--only", names)
         for name in [require_choice("--class", name, CLASSES) for name in chosen] or ["imagenet"]:
             run_peers(name, own=own, only=names, rounds=rounds or None)
 

@@ -2,6 +2,8 @@
 
 What `compare` fills in, seconds by the wall clock:
 
+experiment, variant, baseline: Labels: of the comparison, of what ran, and of the variant that speed-ups are over.
+round, order, is_warmup: The round, the place of the run in it, and whether it only warmed up, and counts nowhere.
 startup_s, first_batch_s: The factory and `iter()`; the wait for the first batch.
 settle_s, n_settle_batches: The batches that were requested before the first one came.
 steady_s, n_steady_batches, n_steady_images: The steady state. torch's DataLoader, `make_loader`, `BatchLoader` and
@@ -14,8 +16,14 @@ images_per_s: `n_steady_images` / `steady_s`. `epoch_time` tells what an epoch o
 cpu_s, steal_s, others_cpu_s: Of all processes of the run; stolen from all cores; used on all cores by others.
 n_images: All images of the run.
 peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
+batch_size, num_workers: Of the loader, if it has attributes of these names.
 torch_num_threads: torch's threads when `compare` was called, the same for all variants.
+storage: A factor: where the data lie. A name that contains "simulated" marks plots.
+page_cache: Whether the data were in it: "warm", "cold", "not cold" or "unknown".
+seed: Of the order of the runs.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
+device, env_id, scale: "cpu", "cuda" or "cuda (simulated)"; the machine, by `lk.env_id()`; the scale of the run.
+rung: Whether it is a notebook's main comparison.
 """
 
 import os

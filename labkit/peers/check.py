@@ -16,7 +16,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from labkit.data.tiles import tile_jpegs
 from labkit.errors import PeerError
 from labkit.peers.peer import AREA, MEAN, RATIO, RAW_PIXELS, STD, Peer, Work
 from labkit.util.files import atomic_path
@@ -90,10 +89,11 @@ def read_crops(images: Tensor) -> pd.DataFrame:
     })  # fmt: skip
 
 
-_TOLERANCE = 0.06  # crops have whole pixels, and are read from brightness, of which small ones have fewer levels
+_TOLERANCE = 1.06  # crops have whole pixels, and are read from brightness, of which small ones have fewer levels
 _N_RAW_EPOCHS = 4  # a raw format may hold crops cut beforehand: more epochs show how few
 _MAX_REPEATED = 0.2  # of the pictures: two crops of each
 _DISTINCT, _MIN_DISTINCT = 0.01, 0.8  # width and height, as shares of the picture; 0.94 to 0.99 with torchvision
+_MEAN_AREA = 0.43  # of RandomResizedCrop: a large crop that does not fit the picture is drawn again
 _BYTE_TOLERANCE = 1.0
 # Of the pixels of all crops, red, green and blue, with torchvision. Of single epochs the mean varies by about 1, the
 # deviations by 1, and seldom 3.
@@ -113,8 +113,7 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     Reads two epochs, of raw formats four. In each, every picture must come exactly once (with `drops_last`, the last
     short batch may be missing), with its folder's label, in batches of the right shape and type and with the right
     colors; floats must be normalized by the mean and deviation of the work. The crops must be distributed as those of
-    RandomResizedCrop, with half of them flipped, and differ from each other and between epochs. Several crops of one
-    picture must be in their order, and each is checked as the one is.
+    RandomResizedCrop, with half of them flipped, and differ from each other and between epochs.
 
     Args:
         peer: The loader.
@@ -122,7 +121,7 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
 
     Returns:
         `images` in two epochs, mean `area` and `flipped` share of the crops, and `grain`: how much grain is left in
-        crops that were shrunk to half or less. Of several kinds of crops those of the last.
+        crops that were shrunk to half or less.
 
     Raises:
         PeerError: the loader does not do the work; says what is wrong.
@@ -137,41 +136,26 @@ def check_peer(peer: Peer, work: Work) -> dict[str, float]:
     _expect(all(read), "gives no batch")
     if work.is_float:  # first: else wrong values would look like wrong colors
         _check_floats([moments for epoch in read for _, moments in epoch])
-    epochs = [[own for _, own in pd.concat([crops for crops, _ in epoch]).groupby("view")] for epoch in read]
+    epochs = [pd.concat([crops for crops, _ in epoch]) for epoch in read]
     for epoch in epochs:
-        numbers = [list(crops["number"]) for crops in epoch]
-        _expect(all(one == numbers[0] for one in numbers), "the crops of one image show several photos")
-        _check_complete(epoch[0], work, peer)
-    _expect(list(epochs[0][0]["number"]) != list(epochs[1][0]["number"]), "two epochs have the same order")
-    for size, area in dict.fromkeys(work.views):
-        alike = [number for number, view in enumerate(work.views) if view == (size, area)]
-        found = _check_crops(peer, size, area, [epoch[number] for number in alike for epoch in epochs])
-    return found | {"images": 2 * sum(len(epoch[0]) for epoch in epochs) / n_epochs}
+        _check_complete(epoch, work, peer)
+    _expect(list(epochs[0]["number"]) != list(epochs[1]["number"]), "two epochs have the same order")
+    return _check_crops(peer, work, epochs) | {"images": 2 * sum(map(len, epochs)) / n_epochs}
 
 
 def make_pictures(work: Work) -> Path:
     """Make the pictures for `check_peer`, unless they are there, and return their folder."""
-    pictures = make_probe_pictures(work.scratch / "check" / "pictures")
-    return tile_jpegs(pictures, work.scratch / "check" / "tiled", progress=False) if work.tiled else pictures
+    return make_probe_pictures(work.scratch / "check" / "pictures")
 
 
 def _read_batch(batch: Any, work: Work) -> tuple[pd.DataFrame, tuple[Tensor, Tensor]]:
     """What a batch shows, with its labels; and its images' means and mean squares, (N, 3). Refuses a wrong form."""
-    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
-    views = batch[0] if is_pair and work.crops else [batch[0]] if is_pair else []
-    is_pair = isinstance(views, list | tuple) and [type(one) for one in views] == [Tensor] * len(work.views)
-    wanted = f"a list of {len(work.views)} tensors" if work.crops else "a tensor"
-    _expect(is_pair, f"gives {type(batch).__name__}, not a pair (images, labels) with {wanted} of images")
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2 and type(batch[0]) is Tensor
+    _expect(is_pair, f"gives {type(batch).__name__}, not a pair (images, labels) with a tensor of images")
+    images = batch[0].cpu()
     labels = torch.as_tensor(batch[1]).cpu().reshape(-1).numpy().copy()  # FFCV reuses a batch's memory
-    read = [_read_view(images.cpu(), labels, size, work) for images, (size, _) in zip(views, work.views, strict=True)]
-    crops = pd.concat([crops.assign(view=number) for number, (crops, _) in enumerate(read)])
-    mean, square = (torch.cat(values) for values in zip(*(moments for _, moments in read), strict=True))
-    return crops, (mean, square)
-
-
-def _read_view(images: Tensor, labels: np.ndarray, size: int, work: Work) -> tuple[pd.DataFrame, tuple[Tensor, Tensor]]:
     _expect(images.dtype == getattr(torch, work.dtype), f"gives {images.dtype}, not {work.dtype}")
-    found, shape = tuple(images.shape), (3, size, size)
+    found, shape = tuple(images.shape), (3, work.size, work.size)
     is_batch = len(found) == 4 and found[1:] == shape and 1 <= found[0] <= work.batch_size
     _expect(is_batch, f"gives batches of shape {found}, not (at most {work.batch_size}, {shape})")
     _expect(len(labels) == len(images), f"gives {len(labels)} labels with {len(images)} images")
@@ -218,40 +202,28 @@ def _check_complete(epoch: pd.DataFrame, work: Work, peer: Peer) -> None:
     _expect(sortedness <= 0.95, "images come in the order of their names: nothing is shuffled")
 
 
-def _check_crops(
-    peer: Peer, size: int, allowed: tuple[float, float], epochs: Sequence[pd.DataFrame]
-) -> dict[str, float]:
-    """Refuse crops unlike RandomResizedCrop's to `size` of the `allowed` area; an epoch has one of each picture."""
-    crops, usual_area = pd.concat(epochs), _mean_area(*allowed)
+def _check_crops(peer: Peer, work: Work, epochs: Sequence[pd.DataFrame]) -> dict[str, float]:
+    """Refuse crops unlike RandomResizedCrop's; an epoch has one of each picture."""
+    crops = pd.concat(epochs)
     areas, ratios = crops["width"] * crops["height"], crops["width"] * WIDTH / (crops["height"] * HEIGHT)
     _expect(not crops["upside_down"].any(), "images are turned upside down")
-    for name, values, (low, high) in (("area", areas, allowed), ("aspect ratio", ratios, RATIO)):
+    for name, values, (low, high) in (("area", areas, AREA), ("aspect ratio", ratios, RATIO)):
         least, most = values.min(), values.max()
-        tolerance = 1 + _TOLERANCE * np.sqrt(AREA[0] / areas).clip(lower=1)
-        is_allowed = (values >= low / tolerance) & (values <= high * tolerance)
-        _expect(is_allowed.all(), f"crops have {name} {least:.2f} to {most:.2f}, not {low:.2f} to {high:.2f}")
+        is_allowed = low / _TOLERANCE <= least and most <= high * _TOLERANCE
+        _expect(is_allowed, f"crops have {name} {least:.2f} to {most:.2f}, not {low:.2f} to {high:.2f}")
         varies = most - least >= 0.3 * (high - low)
         _expect(varies, f"the {name} of crops hardly varies: {least:.2f} to {most:.2f}")
     area, flipped = float(areas.mean()), float(crops["flipped"].mean())
-    is_usual = abs(area - usual_area) <= 0.1 * (allowed[1] - allowed[0])
-    _expect(is_usual, f"crops cover {area:.0%} of the image on average, not about {usual_area:.0%}")
+    is_usual = abs(area - _MEAN_AREA) <= 0.1
+    _expect(is_usual, f"crops cover {area:.0%} of the image on average, not about {_MEAN_AREA:.0%}")
     _expect(0.3 < flipped < 0.7, f"{flipped:.0%} of the images are flipped, not about half of them")
-    for first, second in combinations([epoch.set_index("number")[["width", "view"]] for epoch in epochs], 2):
+    for first, second in combinations([epoch.set_index("number")["width"] for epoch in epochs], 2):
         difference = (first - second).dropna().abs()  # of the pictures that both have
-        where = "two places of a batch's list" if difference["view"].any() else "two epochs"
-        _expect((difference["width"] < 0.005).mean() <= _MAX_REPEATED, f"{where} cut the same crops")
-    for _, own in crops.groupby("view"):
-        n_distinct = len((own[["width", "height"]] / _DISTINCT).round().drop_duplicates())
-        _expect(n_distinct >= _MIN_DISTINCT * len(own), f"few distinct crops: {n_distinct} among {len(own)}")
-    shrunk = (crops["width"] > 2 * size / WIDTH) & (crops["height"] > 2 * size / HEIGHT)  # to half each way or less
+        _expect((difference < 0.005).mean() <= _MAX_REPEATED, "two epochs cut the same crops")
+    n_distinct = len((crops[["width", "height"]] / _DISTINCT).round().drop_duplicates())
+    _expect(n_distinct >= _MIN_DISTINCT * len(crops), f"few distinct crops: {n_distinct} among {len(crops)}")
+    shrunk = (crops["width"] > 2 * work.size / WIDTH) & (crops["height"] > 2 * work.size / HEIGHT)  # to half or less
     grain = float(crops.loc[shrunk, "grain"].median())
     is_coarse = peer.antialias and peer.source != RAW_PIXELS and grain > _MAX_ANTIALIASED_GRAIN
     _expect(not is_coarse, f"does not antialias: grain of {grain:.1f} is left where crops were shrunk")
     return {"area": area, "flipped": flipped, "grain": grain}
-
-
-def _mean_area(low: float, high: float) -> float:
-    """Of RandomResizedCrop: less than the middle, since a large crop that does not fit the picture is drawn again."""
-    areas, (least, most) = np.linspace(low, high, 1000), np.log(RATIO)
-    fitting = np.log(WIDTH / HEIGHT / areas).clip(max=most) - np.log(WIDTH / HEIGHT * areas).clip(min=least)
-    return float(np.average(areas, weights=fitting))

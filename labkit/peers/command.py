@@ -7,17 +7,36 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from labkit.errors import MissingLibraryError
+from labkit.errors import ArgumentError
 from labkit.measure.frames import save_frame
 from labkit.measure.plots import WIDTH_IN
-from labkit.peers.page import own_page
 from labkit.peers.peer import CLASSES, OWN_PHOTOS, missing_modules
-from labkit.peers.photos import OwnPhotos
 from labkit.peers.ranking import leaders, left_out, peer_table, plot_peers, shown_tables
 from labkit.peers.registry import PEERS, compare_own, compare_peers
-from labkit.util.files import write_all_atomic
+from labkit.util.files import write_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import png_bytes
+
+#: Names of earlier versions, in lower case -> what to use instead. To be removed with the next version.
+GONE_NAMES = {
+    **dict.fromkeys(("torchcodec", "pil draft", "opencv reduced"), "notebook 02 compares decoders"),
+    **dict.fromkeys(
+        ("torchdata nodes", "grain", "datago", "mosaicml-streaming"),
+        "write an adapter for it, as in notebook 13, and pass it to course.compare_peers(peers=[...])",
+    ),
+    "tiled-uint8": "time a folder that lk.tile_jpegs wrote: --own FOLDER",
+    **dict.fromkeys(
+        ("multicrop-uint8", "multicrop-tiled-uint8"),
+        "time it with lk.compare, over lk.BatchLoader(crops=...) and a loader of your own",
+    ),
+}
+
+
+def refuse_gone_names(option: str, names: Sequence[str]) -> None:
+    """Say what to use instead of a name that an option accepted in an earlier version."""
+    for name in names:
+        if name.lower() in GONE_NAMES:
+            raise ArgumentError(f"{option} {name} is gone: {GONE_NAMES[name.lower()]}")
 
 
 def list_peers() -> None:
@@ -44,7 +63,7 @@ def run_peers(
 
     Args:
         peer_class: One of `CLASSES`.
-        own: A folder of a reader's photos in its place: then `peers-own.html` is written, too.
+        own: A folder of a reader's photos in its place.
 
     Other arguments, and errors, as for `compare_peers`.
     """
@@ -53,21 +72,14 @@ def run_peers(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):  # what cannot be written to is refused now, not after the measurement
         pass
-    photos: OwnPhotos | None = None
-    try:
-        if own:
-            frame, photos = compare_own(own, only=only, rounds=rounds)
-        else:
-            frame = compare_peers(peer_class=peer_class, only=only, rounds=rounds)
-    except MissingLibraryError as error:  # of what tiles the photos; other classes go on
-        print(f"{title} missing: {error}")
-        return
+    if own:
+        frame = compare_own(own, only=only, rounds=rounds)
+    else:
+        frame = compare_peers(peer_class=peer_class, only=only, rounds=rounds)
     path = save_frame(frame, folder / f"peers-{'own' if own else peer_class}.csv")
     figure = Figure(figsize=(WIDTH_IN, 1.9 + 0.28 * frame["variant"].nunique()), layout="constrained")
     plot_peers(frame, ax=figure.add_subplot())
-    picture = png_bytes(figure, dpi=120)
-    pages = {path.with_suffix(".html"): own_page(frame, photos, picture).encode()} if photos else {}
-    write_all_atomic({path.with_suffix(".png"): picture, **pages})
+    write_atomic(path.with_suffix(".png"), png_bytes(figure, dpi=120))
     print(f"{title}: all loaders do the same work, in one run; in brackets: 95 % intervals")
     parts = []
     for name, rows in shown_tables(frame).items():
@@ -80,4 +92,4 @@ def run_peers(
             print(f"{name}: {note}")
     for name, row in left_out(frame).iterrows():
         print(f"{name} {row['state']}: {row['why']}")
-    print(f"wrote {path} and its .png" + f", and {', '.join(map(str, pages))}" * bool(pages))
+    print(f"wrote {path} and its .png")

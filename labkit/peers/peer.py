@@ -19,12 +19,11 @@ from labkit.util.files import write_atomic
 from labkit.util.machine import package_version, usable_cores
 
 JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw pixels"
+FULL_SIZE, PART, SCALED = "full size", "part", "scaled"
 UINT8, FLOAT32 = "uint8", "float32"
 
 MEAN, STD = Recipe().mean, Recipe().std  # ImageNet's, as nearly every training normalizes
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a crop, unless `Work.crops` says another area
-
-Crops = tuple[tuple[int, tuple[float, float], int], ...]  # size, area and number of each kind
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a crop
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Work:
     """The work that all loaders do: every photo once per epoch, in shuffled order, as batches of crops.
 
     Each image is cropped like torchvision's RandomResizedCrop (area 0.08 to 1, aspect ratio 3/4 to 4/3) and flipped
-    left to right half of the time. `crops` asks for several crops of it.
+    left to right half of the time.
 
     Args:
         root: Folder of photos, with one sub-folder per class; labels number the sorted sub-folders.
@@ -44,9 +43,6 @@ class Work:
         short_side: Short side, in pixels, of the resized photos in raw-pixel formats.
         dtype: `"uint8"`, or `"float32"`: scaled to 0 to 1, less `MEAN`, over `STD`, as `v2.Normalize` does it.
         min_steady_s: Shortest steady state of a timed run, in seconds.
-        crops: Several crops of each image, decoded once: size, smallest and largest area, and number of each kind. Then
-            `size` does not count, and a batch holds a list of tensors, one for each crop.
-        tiled: The photos are tiled, as `lk.tile_jpegs` does it.
     """
 
     root: Path
@@ -58,14 +54,6 @@ class Work:
     short_side: int = 256
     dtype: str = UINT8
     min_steady_s: float = 1.0
-    crops: Crops = ()
-    tiled: bool = False
-
-    @property
-    def views(self) -> list[tuple[int, tuple[float, float]]]:
-        """Size and smallest and largest area of each crop of an image."""
-        kinds = self.crops or ((self.size, AREA, 1),)
-        return [(size, area) for size, area, number in kinds for _ in range(number)]
 
     @property
     def is_float(self) -> bool:
@@ -87,12 +75,11 @@ class Peer:
             Called for each epoch; may return the same object each time, to keep its workers.
         prepare: Converts the photos; does nothing if that is done already.
         note: What it does differently from the others, and why.
-        scaled: It decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the crop is as many times as large as the output.
-        restarts: It starts its workers anew in each epoch, so that its CPU seconds would be those of their start.
+        decoder: The library that decodes its JPEGs, such as `"torchvision"`; empty if it is not known.
+        decodes: How much of a JPEG: `FULL_SIZE`, all pixels; `PART`, those that the crop needs; or `SCALED`, those at
+            1/2, 1/4 or 1/8 of the size where the crop is as many times as large as the output.
         drops_last: It always leaves out a last batch that is not full.
         dtypes: The `Work.dtype` that it can deliver.
-        multi_crop: It can do `Work.crops`.
-        tiled: It takes part only where photos are tiled (True) or are not (False).
         distribution: The installed package whose version is told.
         published: What its authors publish about its speed, where, and why it differs from what is measured here.
 
@@ -107,19 +94,17 @@ class Peer:
     loader: Callable[[Work], Iterable]
     prepare: Callable[[Work], object] | None = None
     note: str = ""
-    scaled: bool = False
-    restarts: bool = False
+    decoder: str = ""
+    decodes: str = FULL_SIZE
     drops_last: bool = False
     dtypes: tuple[str, ...] = (UINT8, FLOAT32)
-    multi_crop: bool = False
-    tiled: bool | None = None
     distribution: str = ""
     published: str = ""
 
     @property
     def decoded_at(self) -> str:
-        """How large JPEGs are decoded: "full size" or "scaled"; empty for raw pixels."""
-        return "" if self.source == RAW_PIXELS else "scaled" if self.scaled else "full size"
+        """How JPEGs are decoded, as `decodes` says it; empty for raw pixels."""
+        return "" if self.source == RAW_PIXELS else self.decodes
 
     @property
     def version(self) -> str:
@@ -196,7 +181,7 @@ class PeerClass:
         sources: The `Peer.source` of those that take part.
         profile: Photos: `"imagenet"` or `"camera"`.
         jpeg_short_side: Short side in pixels that the photos are reduced to, as JPEGs, before anyone reads them.
-        dtype, crops, tiled: As of `Work`.
+        dtype: As of `Work`.
     """
 
     title: str
@@ -204,16 +189,11 @@ class PeerClass:
     dtype: str = UINT8
     profile: str = "imagenet"
     jpeg_short_side: int | None = None
-    crops: Crops = ()
-    tiled: bool = False
 
     def admits(self, peer: Peer) -> bool:
-        is_able = self.dtype in peer.dtypes and (peer.multi_crop or not self.crops)
-        return is_able and peer.source in self.sources and peer.tiled in (None, self.tiled)
+        return self.dtype in peer.dtypes and peer.source in self.sources
 
 
-_DINO: Crops = ((224, (0.25, 1.0), 2), (96, (0.05, 0.25), 8))
-_TEN_CROPS = "2 crops of 224 and 8 of 96, uint8"
 #: The first two are of a profile's photos: all that read them and deliver bytes, JPEGs and raw pixels in one run.
 CLASSES = {
     "imagenet": PeerClass("photos of 500 pixels to uint8", _ALL),
@@ -224,9 +204,6 @@ CLASSES = {
     "raw-float32": PeerClass("raw pixels at 256 to normalized float32", (RAW_PIXELS,), FLOAT32),
     "jpeg256-uint8": PeerClass("JPEG at 256 to uint8", _JPEG, jpeg_short_side=256),
     "camera-uint8": PeerClass("camera JPEG to uint8", _JPEG, profile="camera"),
-    "tiled-uint8": PeerClass("tiled JPEG to uint8", (JPEG_FILES,), tiled=True),
-    "multicrop-uint8": PeerClass(f"JPEG to {_TEN_CROPS}", (JPEG_FILES,), crops=_DINO),
-    "multicrop-tiled-uint8": PeerClass(f"tiled JPEG to {_TEN_CROPS}", (JPEG_FILES,), crops=_DINO, tiled=True),
 }
 PROFILES = ("imagenet", "camera")
 OWN_PHOTOS = PeerClass("your JPEGs to uint8", _JPEG)  # raw pixels at 256 hardly tell what they were made of

@@ -18,7 +18,6 @@ from labkit.data.partial_jpeg import is_progressive
 from labkit.data.pixels import shrink
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore, read_bytes
-from labkit.data.tiles import tile_jpegs
 from labkit.errors import ArgumentError, DecodeError
 from labkit.peers.peer import CLASSES, Work
 from labkit.util.arguments import require_choice, require_int, require_local_path
@@ -56,12 +55,9 @@ def make_work(peer_class: str = "imagenet", *, n_photos: int | None = None, prog
     if (n_names := _N_NAMES[chosen.profile]) > 1 and scale().name != "ci":
         name += f"-x{n_names}"
         root = repeat_photos(root, folder / name, n_names)
-    if chosen.tiled:
-        name += "-tiled"
-        root = tile_jpegs(root, folder / name, progress=progress)
     return Work(
         root, labkit_home() / "peers" / name, batch_size=min(_BATCH_SIZE, max(1, n_photos // 2)), dtype=chosen.dtype,
-        min_steady_s=_MIN_STEADY_S[scale().name], crops=chosen.crops, tiled=chosen.tiled,
+        min_steady_s=_MIN_STEADY_S[scale().name],
     )  # fmt: skip
 
 
@@ -106,10 +102,9 @@ _N_LOADED = 32  # photos that are read and checked at once
 
 @dataclass
 class OwnPhotos:
-    """A sample of a reader's JPEGs, copied under names that tell nothing, and what may be told of it.
+    """What a sample of a reader's JPEGs is.
 
     Attributes:
-        folder: The last name of the folder.
         files: Its files by suffix; those that are no images are "other".
         left_out: Those drawn that not all loaders read, by reason.
         sizes, n_bytes: Width and height, and bytes, of each photo of the sample.
@@ -118,7 +113,6 @@ class OwnPhotos:
         core_s: What an epoch is expected to take a core.
     """
 
-    folder: str
     files: Counter[str]
     left_out: Counter[str] = field(default_factory=Counter)
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -133,7 +127,6 @@ class OwnPhotos:
         n_photos, n_times = len(self.sizes), self.n_names // len(self.sizes)
         width, height = (round(statistics.median(sides)) for sides in zip(*self.sizes, strict=True))
         return {
-            "folder": self.folder,
             "photos": f"{n_photos:,} of {sum(jpegs.values()):,} JPEGs, drawn at random with seed 0"
             + f"; each is read {n_times} times in an epoch" * (n_times > 1),
             "median size": f"{width:,} x {height:,} pixels, {statistics.median(self.n_bytes) / 1e3:,.0f} KB",
@@ -169,7 +162,7 @@ def sample_photos(folder: str | os.PathLike, root: Path, run_s: float) -> OwnPho
             f"{_listed(files) or 'no file'}): name another folder, or write some of its images as JPEGs into one"
         )
     random.Random(0).shuffle(jpegs)
-    own, wanted = OwnPhotos(os.fsencode(path.absolute().name).decode(errors="replace"), files), 0
+    own, wanted = OwnPhotos(files), 0
     if n_unlisted := sum(each.error is not None for each in folders):
         own.left_out["folder" + "s" * (n_unlisted > 1) + " that cannot be listed"] = n_unlisted
     with progress_bar(desc="photos", unit="photo") as bar:

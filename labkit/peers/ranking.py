@@ -10,10 +10,11 @@ from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, measured_runs
 from labkit.measure.plots import COLORS, LIMIT, SMALL_PT, make_axes, put_legend_below, write_title
 from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, speedup_interval
-from labkit.peers.adapters.own import BEST_DATALOADER, DECODE_LIMIT, ENTROPY_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
-from labkit.peers.peer import RAW_PIXELS
+from labkit.peers.adapters.own import BEST_DATALOADER, DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
+from labkit.peers.peer import FULL_SIZE, PART, RAW_PIXELS, SCALED
 from labkit.util.machine import NOTEBOOK_FOLDER
 
+_DECODED = {FULL_SIZE: "JPEG decoded at full size", PART: "JPEG decoded in part", SCALED: "JPEG decoded scaled"}
 _RESAMPLING = {True: "antialiased", False: "not antialiased", None: "between"}
 
 
@@ -28,9 +29,8 @@ def peer_table(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame
         Index `variant`; columns `kind`, `source`, `antialias`, `decoded_at`; `images_per_s` with the 95 % interval of
         its mean (`rate_low`, `rate_high`); `speedup` over the baseline in paired rounds (`ci_low`, `ci_high`);
         `cpu_s_per_1000` images; `peak_mem_mb`; `startup_s`, until the first batch of its first epoch;
-        `of_limit`, the share of the limit for its source (decoding alone, copying or writing alone; for tiled photos
-        reading all codes alone), NaN if the frame lacks that limit; `batch_size`, `version`; `differs`, what it does in
-        another way than the others; and `note`, which says what is unstable.
+        `of_limit`, the share of the limit for its source (decoding alone, copying or writing alone), NaN if the frame
+        lacks that limit; and `note`, which says what is unstable.
 
     Taught in: notebooks/13_peers.ipynb
     """
@@ -49,27 +49,23 @@ def peer_table(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame
         table.loc[chosen, "of_limit"] = quiet_summary(runs, limit)["speedup"][chosen]
     first = frame.drop_duplicates("variant").set_index("variant")  # later runs find the workers alive
     table["startup_s"] = first["startup_s"] + first["first_batch_s"]
-    for name in ("batch_size", "version", "differs"):
-        table[name] = grouped[name].first() if name in runs else float("nan")
     return table[list(_COLUMNS)].sort_values("images_per_s", ascending=False)
 
 
 _COLUMNS = (
     "kind", "source", "antialias", "decoded_at", "images_per_s", "rate_low", "rate_high", "speedup", "ci_low",
-    "ci_high", "cpu_s_per_1000", "peak_mem_mb", "startup_s", "of_limit", "batch_size", "version", "differs", "note",
+    "ci_high", "cpu_s_per_1000", "peak_mem_mb", "startup_s", "of_limit", "note",
 )  # fmt: skip
 
 
 def _drawn_limits(table: pd.DataFrame) -> list[str]:
-    """Limits that loaders are held against: of decoding whole photos, or of tiled ones of reading all their codes."""
-    of_photos = DECODE_LIMIT if DECODE_LIMIT in table.index else ENTROPY_LIMIT
-    return [limit for limit in (of_photos, MEMCPY_LIMIT, WRITE_LIMIT) if limit in table.index]
+    """Limits that loaders are held against."""
+    return [limit for limit in (DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT) if limit in table.index]
 
 
 def class_of(source: str, antialias: bool | None, decoded_at: str) -> str:
     """Name of a class, such as "JPEG decoded at full size, antialiased"."""
-    what = {"": source, "scaled": "JPEG decoded scaled"}.get(decoded_at, f"JPEG decoded at {decoded_at}")
-    return f"{what}, {_RESAMPLING[antialias]}"
+    return f"{_DECODED.get(decoded_at, source)}, {_RESAMPLING[antialias]}"
 
 
 # Columns of `peer_table` that are shown: title, format, and the columns of an interval.
@@ -84,7 +80,7 @@ _SHOWN = {
 
 
 def shown_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """`peer_table` in words, for each class and for the limits: what a terminal prints and a page shows."""
+    """`peer_table` in words, for each class and for the limits."""
     table = peer_table(frame).sort_values("speedup", ascending=False)  # as in the plot
 
     def write(row: pd.Series) -> dict[str, str]:
@@ -124,8 +120,7 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "") 
     """How many times as fast as `make_loader` each loader is, by class; or images per second where that was not timed.
 
     Each round's ratio, or each run's rate, is a small dot; their mean, or median, is the large marker and stands on the
-    right. The dashed line of a class is that of decoding whole images (of tiled ones: of reading all their codes), or
-    of copying or writing batches, alone.
+    right. The dashed line of a class is that of decoding whole images, or of copying or writing batches, alone.
 
     Args:
         frame: Runs as `compare_peers` returns them.

@@ -16,7 +16,7 @@ from labkit.peers.adapters.own import DATALOADER, LIMITS, NAIVE, OWN
 from labkit.peers.check import check_peer, make_pictures
 from labkit.peers.host import TIMEOUT_S, Host
 from labkit.peers.peer import CLASSES, JPEG_FILES, OWN_PHOTOS, Peer, PeerClass, Work, missing_modules
-from labkit.peers.photos import OwnPhotos, make_work, sample_photos
+from labkit.peers.photos import make_work, sample_photos
 from labkit.peers.ranking import peer_table, plot_peers
 from labkit.util.arguments import require_choice
 from labkit.util.files import ScratchFolder
@@ -28,8 +28,8 @@ __all__ = [
 ]  # fmt: skip
 
 _ADAPTERS = (
-    "torchvision", "timm", "albumentations", "reduced", "torchcodec", "torchdata", "grain", "datago", "dali", "ffcv",
-    "spdl", "turboloader", "webdataset", "litdata", "streaming", "datasets",
+    "torchvision", "timm", "albumentations", "torchdata", "dali", "ffcv", "spdl", "turboloader", "webdataset",
+    "litdata", "datasets",
 )  # fmt: skip
 _MODULES = [importlib.import_module(f"labkit.peers.adapters.{name}") for name in _ADAPTERS]
 #: The other loaders by name, whether installed here or not, each a `Peer` that does the same work.
@@ -54,8 +54,6 @@ def compare_peers(
     progress: bool = True,
 ) -> pd.DataFrame:
     """Time every installed peer, labkit's own loaders and the limits on the same work, in interleaved rounds.
-
-    Rates count images, however many crops of each are made.
 
     Each loader runs in its own process: it prepares its format, `check_peer` checks it, then it is timed. A loader
     that fails, crashes or hangs is left out and reported; the others go on.
@@ -83,10 +81,8 @@ def compare_peers(
     return _compare(loaders, omitted, work, peer_class, TIMEOUT_S, progress, rounds=rounds)
 
 
-def compare_own(
-    folder: str | Path, *, only: Sequence[str] = (), rounds: int | None = None
-) -> tuple[pd.DataFrame, OwnPhotos]:
-    """As `compare_peers`, on a sample of a reader's own photos; and what the sample is.
+def compare_own(folder: str | Path, *, only: Sequence[str] = (), rounds: int | None = None) -> pd.DataFrame:
+    """As `compare_peers`, on a sample of a reader's own photos.
 
     The baseline is the `DataLoader` that `make_loader` sets up. How many photos are read follows from the number of
     loaders and cores and the size of the photos, so that timing takes about three minutes. Prints what they are.
@@ -104,7 +100,7 @@ def compare_own(
         batch_size = min(64, max(1, photos.n_names // (_BATCHES_A_WORKER * usable_cores())))
         work = Work(scratch / "photos", scratch, batch_size=batch_size, min_steady_s=_STEADY_SHARE * run_s)
         options = {"rounds": rounds, "budget_s": budget_s}
-        return _compare(loaders, omitted, work, "own", _OWN_TIMEOUT_S, True, **options), photos
+        return _compare(loaders, omitted, work, "own", _OWN_TIMEOUT_S, True, **options)
 
 
 def _choose_installed(
@@ -119,8 +115,7 @@ def _choose_installed(
     for peer in [by_name[name.lower()] for name in dict.fromkeys(only)] or by_name.values():
         if not in_class.admits(peer):
             if only:
-                one_crop = ", one crop of each" * bool(in_class.crops and not peer.multi_crop)
-                omitted[peer.name] = "in another class", f"{peer.source} to {', '.join(peer.dtypes)}{one_crop}"
+                omitted[peer.name] = "in another class", f"{peer.source} to {', '.join(peer.dtypes)}"
         elif missing_modules(peer):
             omitted[peer.name] = "missing", peer.install
         else:
@@ -195,7 +190,5 @@ def _compare(
                 leave_out(error.label, error.__cause__ or error)
             else:
                 break
-        restarting = [name for name, host in hosts.items() if host.peer.restarts]
-    frame.loc[frame["variant"].isin(restarting), "cpu_s"] = float("nan")
     frame.attrs["left_out"] = [{"name": name, "state": state, "why": why} for name, (state, why) in omitted.items()]
     return frame

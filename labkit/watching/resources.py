@@ -19,8 +19,11 @@ from labkit.watching.advice import MIN_SHARE
 from labkit.watching.linux import Pressure, Throttling, file_limit, mount_of, pressures, shared_memory, throttling
 from labkit.watching.traits import of_data_set, source_of
 
-# Looks miss what comes between them, and one more batch may be in flight than at any of them.
+# Of /dev/shm, the share that is free where it is nearly full, and of the open files that are allowed, the share that is
+# many: looks miss what comes between them, and one more batch may be in flight than at any of them. A hang lasts while
+# it is looked at (`labkit.watching.stalls`), and is explained by nothing but what is full.
 _LITTLE_SHM, _MANY_FILES = 0.1, 0.8
+FULL_SHM, FULL_SHM_BYTES, ALL_FILES = 0.05, 64e6, 0.95
 _REMOTE = re.compile(r"nfs|cifs|smb|9p|ceph|lustre|gpfs|beegfs|afs|virtiofs|fuse\.(?!fuse-overlayfs|mergerfs)")
 
 

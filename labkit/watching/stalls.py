@@ -31,6 +31,7 @@ from labkit.watching.linux import (
     state_of,
     system_call,
 )
+from labkit.watching.resources import ALL_FILES, FULL_SHM, FULL_SHM_BYTES
 from labkit.watching.traits import names_of
 
 
@@ -246,15 +247,11 @@ def describe_stall(doing: Doing) -> tuple[str, list[str]]:
     lines.append(
         f"  {shm_free / 1e6:.0f} of {shm / 1e6:.0f} MB of /dev/shm are free, {main.n_files} of {limit} files open."
     )
-    if shm and shm_free < min(_LITTLE_SHM * shm, _LITTLE_SHM_BYTES):
+    if shm and shm_free < min(FULL_SHM * shm, FULL_SHM_BYTES):
         return "Shared memory is full: give the container more (docker run --shm-size), or use fewer workers.", lines
-    if 0 < _MANY_FILES * limit < main.n_files:
+    if 0 < ALL_FILES * limit < main.n_files:
         return "The process has nearly all files open that it may have: see ulimit -n.", lines
     return _looks_like(doing, main, others), lines
-
-
-_LITTLE_SHM, _LITTLE_SHM_BYTES = 0.05, 64e6  # free, of what processes share tensors by
-_MANY_FILES = 0.95  # of those that a process may have open
 
 
 def _looks_like(doing: Doing, main: _Process, others: list[_Process]) -> str:

@@ -1,6 +1,7 @@
 """`lk.compare`: interleaved rounds that go on until the answer is precise, by a clock that only work advances."""
 
 import gc
+import re
 import threading
 import time
 import types
@@ -16,7 +17,7 @@ import labkit as lk
 from labkit import course
 from labkit.data.blobs import resident_fraction
 from labkit.errors import VariantError
-from labkit.measure import compare as rounds_of
+from labkit.measure import compare as rounds_of, frames
 from labkit.measure.compare import Stopping
 from labkit.measure.frames import COLUMNS
 from labkit.measure.recorder import set_recorder
@@ -133,6 +134,15 @@ class TestTheFrame:
         assert runs[own].drop_duplicates().to_numpy().tolist() == [["e", "x", 4, 0, lk.env_id()]]
         assert runs[runs.variant == "a"].storage.isna().all()
         assert set(runs[runs.variant == "b"].storage) == {"simulated hard disk"}
+
+    def test_fills_and_explains_every_column_and_no_other(self):
+        """Of a new column, this names what was forgotten: its row in `COLUMNS`, its line above it, or its value."""
+        loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
+        runs = lk.compare({"a": lambda: loader}, baseline="a", experiment="e", rounds=1, factors={"storage": "folder"})
+        assert [name for name in COLUMNS if runs[name].isna().all()] == ["peak_mem_mb"]  # by a fixture
+        assert set(runs) - {*COLUMNS} == {"scale", "rung"}
+        explained = re.findall(r"\w+", "".join(re.findall(r"^[a-z_, ]+:", frames.__doc__, re.MULTILINE)))
+        assert set(runs) == set(explained)
 
     def test_takes_over_what_an_iterable_tells_of_its_own_costs(self):
         class Told(list):

@@ -1,5 +1,6 @@
 """Each loader of the comparison does the work; and what the native ones among them do with odd photos."""
 
+import functools
 import random
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -18,7 +20,6 @@ from labkit.peers.adapters import spdl
 from labkit.peers.adapters.own import DATALOADER, NAIVE, OWN
 from labkit.peers.check import check_peer
 from labkit.peers.peer import CLASSES, PROFILES, RAW_PIXELS, Work, missing_modules
-from tests.jpeg_files import lossless_jpeg
 
 
 def peer_called(name):
@@ -45,18 +46,15 @@ def checked(tmp_path_factory) -> Work:
     return Work(folder, folder, num_workers=2)
 
 
-def work_of(class_name, checked):
-    wanted = CLASSES[class_name]
-    if wanted.tiled and not shutil.which("jpegtran"):
-        pytest.skip("apt-get install libjpeg-turbo-progs")
-    return replace(checked, dtype=wanted.dtype, crops=wanted.crops, tiled=wanted.tiled)
-
-
 OTHER_PHOTOS = {*PROFILES, "jpeg256-uint8", "camera-uint8"}  # the check makes its own
 IN_EVERY_RUN = {
-    "torchvision v2", "timm", "Albumentations", "OpenCV reduced", "torchcodec", "torchdata nodes", "DALI", "FFCV jpg",
-    "WebDataset", "Hugging Face datasets",
+    "torchvision v2", "timm", "Albumentations", "torchdata StatefulDataLoader", "DALI", "FFCV jpg", "WebDataset",
+    "Hugging Face datasets",
 }  # fmt: skip
+IN_THIS_PROCESS = [
+    "torchvision v1", "torchvision v2", "Albumentations", "torchdata StatefulDataLoader", "WebDataset",
+    "Hugging Face datasets",
+]  # fmt: skip
 
 
 @pytest.mark.exhaustive
@@ -72,9 +70,9 @@ IN_EVERY_RUN = {
 )
 def test_each_adapter_does_the_work(name, class_name, checked):
     peer = peer_called(name)
-    found = check_peer(peer, work_of(class_name, checked))
+    found = check_peer(peer, replace(checked, dtype=CLASSES[class_name].dtype))
     assert found["images"] == 140 or peer.drops_last
-    if peer.source == RAW_PIXELS or name in ("OpenCV reduced", "turboloader tar"):  # averaged before they are sampled
+    if peer.source == RAW_PIXELS or name == "turboloader tar":  # averaged before they are sampled
         assert not peer.antialias or found["grain"] < 3.6
     else:
         assert peer.antialias is None or (found["grain"] < 3.6) == peer.antialias
@@ -83,32 +81,16 @@ def test_each_adapter_does_the_work(name, class_name, checked):
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize(("number", "class_name"), [
-    *enumerate([*["jpeg-float32", "jpeg-uint8"] * 2, "multicrop-uint8", "raw-uint8", "raw-float32", "tiled-uint8"]),
+    *enumerate([*["jpeg-float32", "jpeg-uint8"] * 2, "jpeg-uint8", "raw-uint8", "raw-float32"]),
     *(pytest.param(number, name, marks=pytest.mark.exhaustive) for number, peer in enumerate([NAIVE, DATALOADER, *OWN])
       for name in CLASSES if name not in OTHER_PHOTOS and CLASSES[name].admits(peer)),
 ])  # fmt: skip
 def test_each_own_row_does_the_work(number, class_name, checked):
     peer = [NAIVE, DATALOADER, *OWN][number]
-    found = check_peer(peer, work_of(class_name, checked))
+    found = check_peer(peer, replace(checked, dtype=CLASSES[class_name].dtype))
     assert found["images"] == 140
-    low, high = (0.13, 0.17) if class_name.startswith("multicrop") else (0.33, 0.53)  # of the last crop
-    assert low < found["area"] < high
+    assert 0.33 < found["area"] < 0.53
     assert found["grain"] < 3.6 or not peer.antialias
-
-
-@pytest.mark.usefixtures("loaders_end")
-@pytest.mark.parametrize("name", ["PIL draft", "OpenCV reduced"])
-def test_who_reduces_crops_a_lossless_photo_where_it_said(tmp_path, name):
-    """OpenCV gives a lossless JPEG at full size, whatever it is asked for: crops of an eighth came from a corner."""
-    pixels = np.full((256, 320, 3), 250)
-    pixels[:64, :80] = 0
-    (tmp_path / "photos/a").mkdir(parents=True)
-    photo = lossless_jpeg(pixels)
-    for number in range(8):
-        (tmp_path / f"photos/a/{number}.jpg").write_bytes(photo)
-    work = Work(tmp_path / "photos", tmp_path / "scratch", batch_size=8, num_workers=0, size=16)
-    images = np.concatenate([np.asarray(next(iter(PEERS[name].loader(work)))[0]) for _ in range(4)])
-    assert (images > images.mean()).mean() > 0.7
 
 
 # --- native ones: most are no wheel that pip finds everywhere
@@ -209,6 +191,22 @@ def test_what_is_no_image_is_an_error(name, message, photos, tmp_path):
     assert child.returncode != 0
     assert child.stdout == ""
     assert message in child.stderr
+
+
+@pytest.mark.usefixtures("loaders_end")
+@pytest.mark.parametrize("name", IN_THIS_PROCESS)
+def test_each_names_torchvision_as_its_decoder_if_it_decodes_with_it(name, work, monkeypatch):
+    """Notebook 13 counts them: they differ in what is around the decoder alone."""
+    peer, decoded, decode = peer_called(name), [], torchvision.io.decode_image
+
+    @functools.wraps(decode)
+    def counted(*arguments, **options):
+        decoded.append(1)
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr("torchvision.io.decode_image", counted)
+    assert sum(len(images) for images, _ in peer.loader(replace(work, num_workers=0))) == 10
+    assert (len(decoded) == 10) == (peer.decoder == "torchvision")
 
 
 @pytest.mark.exhaustive

@@ -157,53 +157,6 @@ def test_who_gets_it_wrong_is_told_what(work, settings, message):
         check_peer(fake(**settings), work)
 
 
-# --- several crops of an image, as DINO takes them
-
-
-def several_crops(work, change=lambda views: views, small=(0.05, 0.25), antialias=True):
-    """One of 224 and two of 96, by torchvision; `small` and `antialias` are those of 96, `change` gets all three."""
-    kinds = [(224, (0.25, 1.0)), (96, small), (96, small)]
-    crops = [v2.RandomResizedCrop(size, area, antialias=antialias or size > 96) for size, area in kinds]
-    photos, flip = decoded(work.root), v2.RandomHorizontalFlip()
-    for indices in torch.randperm(len(photos)).split(work.batch_size):
-        views = [torch.stack([flip(crop(photos[index][0])) for index in indices]) for crop in crops]
-        yield change(views), torch.tensor([photos[index][1] for index in indices])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, None),
-        ({"change": lambda views: [views[0], views[1], views[1]]}, "two places of a batch's list cut the same crops"),
-        *(
-            pytest.param(*wrong, marks=pytest.mark.exhaustive)
-            for wrong in (
-                ({"change": lambda views: views[0]}, "not a pair .* with a list of 3 tensors"),
-                ({"change": lambda views: views[:2]}, "not a pair .* with a list of 3 tensors"),
-                ({"change": lambda views: views[::-1]}, r"shape \(64, 3, 96, 96\), not .*224"),
-                (
-                    {"change": lambda views: [views[0], views[1], views[2].roll(1, 0)]},
-                    "one image show several photos",
-                ),
-                ({"change": lambda views: [views[0].roll(1, 0)] + [view.roll(1, 0) for view in views[1:]]}, "labels"),
-                ({"small": (0.08, 1.0)}, "crops have area 0.* not 0.05 to 0.25"),
-                ({"small": (0.13, 0.25)}, "crops cover 19% of the image on average, not about 15%"),
-                ({"antialias": False}, "does not antialias"),
-            )
-        ),
-    ],
-)
-def test_each_of_several_crops_is_checked(work, settings, message):
-    peer = fake(partial(several_crops, **settings))
-    work = replace(work, crops=((224, (0.25, 1.0), 1), (96, (0.05, 0.25), 2)))
-    if message is None:
-        assert check_peer(peer, work)["images"] == 140
-    else:
-        with pytest.raises(PeerError, match=message):
-            check_peer(peer, work)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("change", "message"),

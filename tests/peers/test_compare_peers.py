@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import tempfile
 import time
@@ -18,8 +17,6 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-import labkit as lk
-from labkit import load_frame
 from labkit.app.cli import app
 from labkit.course import (
     PEERS,
@@ -29,9 +26,9 @@ from labkit.course import (
     plot_peers,
     stored_runs,
 )
-from labkit.data import tiles
+from labkit.course.results import stored_results
 from labkit.errors import HostError
-from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
+from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, photos, ranking, registry
 from labkit.peers.adapters.own import (
@@ -47,7 +44,7 @@ from labkit.peers.adapters.own import (
 )
 from labkit.peers.check import picture_key
 from labkit.peers.host import Host
-from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, PROFILES, RAW_PIXELS, Work
+from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, PROFILES, RAW_PIXELS, SCALED, Work
 from labkit.peers.ranking import leaders, left_out, peer_table
 from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
@@ -69,17 +66,11 @@ def test_a_class_has_one_kind_of_source_one_dtype_and_its_own_limits():
     assert members["camera"] == members["imagenet"] == members["jpeg-uint8"] | members["raw-uint8"]
     for name in CLASSES.keys() - PROFILES:
         assert {PEERS[peer].source == RAW_PIXELS for peer in members[name] & set(PEERS)} == {name.startswith("raw")}
-        limits = {"entropy limit"} if "tiled" in name else {"decode limit", "entropy limit"}
-        assert members[name] & {"decode limit", "entropy limit"} == (set() if name.startswith("raw") else limits)
+        assert (DECODE_LIMIT in members[name]) == (not name.startswith("raw"))
     assert "turboloader raw" in members["raw-float32"] - members["raw-uint8"]
     assert {"FFCV raw", "labkit PixelStore"} <= members["raw-float32"] & members["raw-uint8"]
     assert MEMCPY_LIMIT in members["raw-uint8"] - members["raw-float32"]
     assert WRITE_LIMIT in members["raw-float32"] - members["raw-uint8"]
-    several = {"torchvision v1", "torchvision v2", "Albumentations", "torchcodec", "DALI", "labkit BatchLoader"}
-    assert several < members["multicrop-uint8"] < members["jpeg-uint8"]
-    files = {peer.name for peer in everyone if peer.source == JPEG_FILES and peer.name in members["jpeg-uint8"]}
-    assert members["tiled-uint8"] == files - {DECODE_LIMIT} | {"labkit cut_jpeg in your Dataset"}
-    assert members["multicrop-tiled-uint8"] == members["multicrop-uint8"] - {DECODE_LIMIT}
 
 
 # --- a run: which batches are timed and how many epochs it takes, with a clock that only the loader moves
@@ -268,7 +259,7 @@ def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on
     fakes = [
         fake("right"), fake("absent", modules=("no_such_module_here",)), fake("breaks at prepare"),
         fake("breaks at check"), fake("breaks at start"), fake("floats", dtypes=(FLOAT32,)),
-        fake("starts anew", scaled=True, restarts=True),
+        fake("scaling", decodes=SCALED),
     ]  # fmt: skip
     told = {
         "absent": ("missing", "pip install fake"),
@@ -280,17 +271,14 @@ def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on
         found = {name: (row["state"], row["why"]) for name, row in left_out(frame).iterrows()}
         assert found == {**told, **more}
         by_kind = {kind: set(runs["variant"]) for kind, runs in frame.groupby("kind")}
-        own = {peer.name for peer in OWN if peer.source == JPEG_FILES and not peer.tiled}
-        limits = {DECODE_LIMIT, "entropy limit"}
-        peers = {"right", "starts anew"}
+        own = {peer.name for peer in OWN if peer.source == JPEG_FILES}
         assert by_kind == {
-            "baseline": {BASELINE}, "dataloader": {BEST_DATALOADER}, "peer": peers, "labkit": own, "limit": limits
+            "baseline": {BASELINE}, "dataloader": {BEST_DATALOADER}, "peer": {"right", "scaling"}, "labkit": own,
+            "limit": {DECODE_LIMIT},
         }  # fmt: skip
         assert frame.groupby("variant").size().unique().tolist() == [3]  # all share every round
         scaled = set(frame.loc[frame["decoded_at"] == "scaled", "variant"])
-        assert scaled == {"starts anew", "labkit BatchLoader", "labkit BatchLoader, antialias"}
-    costs = peer_table(frame)["cpu_s_per_1000"]  # of who starts workers in each epoch, they would be those of the start
-    assert set(costs.index[costs.isna()]) == {"starts anew"}
+        assert scaled == {"scaling", "labkit BatchLoader", "labkit BatchLoader, antialias"}
 
 
 def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_path):
@@ -321,36 +309,6 @@ def test_batches_are_of_64_and_epochs_of_several(monkeypatch, answering):
     assert [work.dtype for work in works.values()] == ["uint8", "float32", "uint8"]
     assert works["jpeg-uint8"].scratch == works["raw-float32"].scratch  # formats are built once for both
     assert works["camera-uint8"].root.name == "camera-128-x3"
-
-
-@pytest.mark.skipif(not shutil.which("jpegtran"), reason="apt-get install libjpeg-turbo-progs")
-def test_a_tiled_class_reads_the_same_photos_tiled_and_one_of_several_crops_says_which(monkeypatch, tmp_path):
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
-    monkeypatch.setenv("LABKIT_SCALE", "ci")
-    plain, tiled = (make_work(peer_class=name, n_photos=2, progress=False) for name in ("jpeg-uint8", "tiled-uint8"))
-    photos, stored = lk.FolderStore(plain.root), lk.FolderStore(tiled.root)
-    assert list(photos.keys()) == list(stored.keys())
-    for key in photos.keys():  # noqa: SIM118
-        assert torch.equal(lk.decode(photos.read(key)), lk.decode(stored.read(key)))
-        cut, _ = lk.cut_jpeg(stored.read(key), (0, 0, 16, 16))
-        assert len(cut) < len(stored.read(key)) / 2
-    assert (plain.tiled, tiled.tiled, plain.scratch == tiled.scratch) == (False, True, False)
-    several = make_work(peer_class="multicrop-uint8", n_photos=2, progress=False)
-    assert (several.root, several.views) == (plain.root, [(224, (0.25, 1.0))] * 2 + [(96, (0.05, 0.25))] * 8)
-
-
-def test_a_class_that_nothing_here_can_make_is_told_and_the_next_goes_on(monkeypatch, answering, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(photos, "make_photos", six_photos)
-    monkeypatch.setattr(tiles.shutil, "which", lambda name: None)
-    monkeypatch.setattr(tiles, "load_library", lambda: (_ for _ in ()).throw(ImportError("none")))
-    done = CliRunner().invoke(
-        app, ["peers", "--class", "tiled-uint8,multicrop-uint8", "--only", "timm", "--rounds", "2"]
-    )
-    assert done.exit_code == 0, done.output
-    assert "tiled JPEG to uint8 missing: no program or library that adds restart markers" in done.output
-    assert "timm in another class: JPEG files to uint8, float32, one crop of each\n" in done.output
-    assert [path.name for path in tmp_path.rglob("peers-*.csv")] == ["peers-multicrop-uint8.csv"]
 
 
 def crashes_in_the_third_epoch(work, epochs=iter((1, 2, 3))):  # noqa: B008 - of all calls together
@@ -420,7 +378,6 @@ def frame() -> pd.DataFrame:
 @pytest.mark.parametrize("from_file", [False, True])
 def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_path, from_file):
     frame["startup_s"], frame["first_batch_s"] = frame["round"].map({0: 3.0}).fillna(0.1), 0.5
-    frame["version"], frame["differs"], frame["batch_size"] = "1.2", frame["variant"] + " differs", 64
     if from_file:
         frame = load_frame(save_frame(frame, tmp_path / "runs.csv"))
     table = peer_table(frame)
@@ -433,24 +390,9 @@ def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_pat
     assert [table.loc[name, "antialias"] for name in ("slow", "sampling", "between")] == [True, False, None]
     assert [table.loc[name, "decoded_at"] for name in ("slow", "scaled", "raw")] == ["full size", "scaled", ""]
     assert set(table["startup_s"]) == {3.5}  # of the first start
-    assert table.loc["slow", ["differs", "batch_size"]].tolist() == ["slow differs", 64]
-    assert str(table.loc["slow", "version"]) == "1.2"
     floats = peer_table(frame.replace({"variant": {MEMCPY_LIMIT: WRITE_LIMIT}}))  # compared with what can be written
     shares[WRITE_LIMIT] = shares.pop(MEMCPY_LIMIT)
     assert floats["of_limit"].to_dict() == pytest.approx(shares)
-
-
-@pytest.mark.parametrize("decoded_whole", [False, True])
-def test_tiled_photos_are_held_against_the_entropy_limit_and_others_against_that_of_decoding(frame, decoded_whole):
-    entropy = frame[frame["variant"] == DECODE_LIMIT].assign(variant="entropy limit")
-    entropy["images_per_s"] *= 1.25
-    kept = frame if decoded_whole else frame[frame["variant"] != DECODE_LIMIT]
-    frame = make_frame([*kept.to_dict("records"), *entropy.to_dict("records")], baseline=BASELINE)
-    limit = 1000 if decoded_whole else 1250
-    assert peer_table(frame)["of_limit"][["slow", "ours, scaled"]].tolist() == pytest.approx([200 / limit, 800 / limit])
-    ends = {end for line in plot_peers(frame).lines for end in line.get_xdata()}
-    assert limit * 1.2 in {round(end, 3) for end in ends}
-    assert 2250 - limit not in {round(end / 1.2, 3) for end in ends}
 
 
 def test_the_fastest_of_each_class_is_compared_with_the_next_in_paired_rounds(frame):
@@ -502,11 +444,22 @@ def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_t
     described = {peer.name: peer for peer in (*PEERS.values(), *OWN, *LIMITS, NAIVE, DATALOADER)}
     for name, row in stored.fillna({"decoded_at": ""}).drop_duplicates("variant").set_index("variant").iterrows():
         assert (row["source"], row["decoded_at"]) == (described[name].source, described[name].decoded_at)
-    in_notebook = {name for name, wanted in CLASSES.items() if not wanted.tiled and not wanted.crops} - {*PROFILES}
+    in_notebook = CLASSES.keys() - PROFILES
     each = {name: (machine, set(own["peer_class"])) for machine, name, own in comparisons(stored)}
     assert each == {name: (stored["env_id"].iloc[0], {name}) for name in in_notebook}
     assert (stored["batch_size"].dropna() == 64).all()
     assert stored.loc[~stored["is_warmup"], "is_steady"].all()
+
+
+def test_the_result_of_the_notebook_counts_the_loaders_that_are_stored():
+    [runs] = [runs for _, name, runs in comparisons(stored_runs()) if name == "jpeg-uint8"]
+    table = peer_table(runs, BEST_DATALOADER)
+    alike = table[(table["kind"] == "peer") & table["antialias"].eq(True) & (table["decoded_at"] == "full size")]
+    others = alike.drop(["FFCV jpg", "torchvision v2"])  # JPEGs of its own; the baseline itself
+    assert not (others["ci_low"] > 1).any()
+    n_wrapping = sum(PEERS[name].decoder == "torchvision" for name in others.index)
+    sentence = stored_results()["13_peers"].sentences[0]
+    assert re.findall(r"\d+", sentence) == [str(len(others)), str(n_wrapping)]
 
 
 def test_stored_figures_of_another_meaning_are_refused(frame, tmp_path, monkeypatch):
@@ -535,6 +488,8 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
         ("--own x --class raw-uint8", "--own reads your photos, and --class raw-uint8 others: pass one"),
         ("--scale huge", "one of ci, laptop, gpu, got 'huge'"),
         ("--class nothing", "jpeg-uint8, jpeg-float32, .*got 'nothing'"),
+        ("--class raw-uint8,multicrop-uint8", r"--class multicrop-uint8 is gone: time it with lk\.compare"),
+        ("--only timm,Grain", "--only Grain is gone: write an adapter for it, as in notebook 13"),
     ],
 )
 def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from labkit.loading.augment import import_albumentations
 from labkit.peers.adapters.torchvision import folder_loader
-from labkit.peers.peer import MEAN, RATIO, STD, Work, pip_peer
+from labkit.peers.peer import AREA, MEAN, RATIO, STD, Work, pip_peer
 
 
 class _Transform:
@@ -25,14 +25,11 @@ class _Transform:
 
         floats = [albumentations.Normalize(MEAN, STD)] * work.is_float
         steps = [albumentations.HorizontalFlip(p=0.5), *floats, ToTensorV2()]
-        self.views = [
-            albumentations.Compose([albumentations.RandomResizedCrop((size, size), area, RATIO), *steps])
-            for size, area in work.views
-        ]
+        crop = albumentations.RandomResizedCrop((work.size, work.size), AREA, RATIO)
+        self.steps = albumentations.Compose([crop, *steps])
 
-    def __call__(self, image: np.ndarray) -> Tensor | list[Tensor]:
-        images = [steps(image=image)["image"] for steps in self.views]
-        return images if len(images) > 1 else images[0]
+    def __call__(self, image: np.ndarray) -> Tensor:
+        return self.steps(image=image)["image"]
 
 
 def _read_rgb(path: str) -> np.ndarray | None:
@@ -46,8 +43,7 @@ def _start_worker(_: int) -> None:
 
     cv2.setNumThreads(0)  # the workers are the parallelism
     worker: Any = get_worker_info()  # of a worker it is not None, and its data set is ours
-    for number, steps in enumerate(worker.dataset.transform.views):  # else all workers, or all crops, draw the same
-        steps.set_random_seed((worker.seed + number * worker.num_workers) % 2**32)
+    worker.dataset.transform.steps.set_random_seed(worker.seed % 2**32)  # else all workers draw the same
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +58,7 @@ PEERS_HERE = (
         modules=("albumentations", "cv2"),
         antialias=False,
         loader=_loader,
-        multi_crop=True,
+        decoder="OpenCV",
         note="decodes and resizes with OpenCV, bilinear, which does not antialias",
     ),
 )

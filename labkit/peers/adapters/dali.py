@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from labkit.peers.peer import AREA, MEAN, RATIO, STD, Work, pip_peer
+from labkit.peers.peer import AREA, MEAN, PART, RATIO, STD, Work, pip_peer
 
 
 @lru_cache(maxsize=1)
@@ -39,12 +39,11 @@ class _Epochs:
         for _ in range(1 if is_new else min(n_ahead, len(lengths))):  # the first call fills the queue
             pipeline.schedule_run()
         for number, length in enumerate(lengths):
-            *views, labels = (from_dlpack(output.as_tensor())[:length] for output in pipeline.share_outputs())
+            images, labels = (from_dlpack(output.as_tensor())[:length] for output in pipeline.share_outputs())
             pipeline.release_outputs()
             if number + n_ahead < len(lengths):
                 pipeline.schedule_run()
-            views = [images.permute(0, 3, 1, 2) for images in views]
-            yield views if self._work.crops else views[0], labels.squeeze(-1)
+            yield images.permute(0, 3, 1, 2), labels.squeeze(-1)
         self._pipeline = pipeline
 
     def _batch_lengths(self, pipeline: Any) -> list[int]:
@@ -72,34 +71,29 @@ def _make_pipeline(work: Work, device: str) -> Any:
             pad_last_batch=True,  # so that an epoch begins with a batch
         )
         decoding = {"device": "mixed" if device == "gpu" else "cpu", "output_type": types.RGB}
-        resizing = {"interp_type": types.INTERP_LINEAR, "antialias": True}
-        if not work.crops:
-            images = fn.decoders.image_random_crop(files, random_area=AREA, random_aspect_ratio=RATIO, **decoding)
-            return finish(fn.resize(images, size=[work.size, work.size], **resizing)), labels
-        images = fn.decoders.image(files, **decoding)
-        crop = partial(fn.random_resized_crop, images, random_aspect_ratio=RATIO, **resizing)
-        return *(finish(crop(size=[size, size], random_area=area)) for size, area in work.views), labels
-
-    def finish(images: Any) -> Any:
+        images = fn.decoders.image_random_crop(files, random_area=AREA, random_aspect_ratio=RATIO, **decoding)
+        images = fn.resize(images, size=[work.size, work.size], interp_type=types.INTERP_LINEAR, antialias=True)
         mirror = fn.random.coin_flip(probability=0.5)
         if not work.is_float:
-            return fn.flip(images, horizontal=mirror)
+            return fn.flip(images, horizontal=mirror), labels
         mean, std = ([255 * value for value in values] for values in (MEAN, STD))
         options = {"dtype": types.FLOAT, "output_layout": "HWC", "mean": mean, "std": std}
-        return fn.crop_mirror_normalize(images, mirror=mirror, **options)
+        return fn.crop_mirror_normalize(images, mirror=mirror, **options), labels
 
     return photos()
 
 
-_dali_peer = partial(pip_peer, package="nvidia-dali-cuda130", modules=("nvidia.dali",), multi_crop=True)
+_dali_peer = partial(pip_peer, package="nvidia-dali-cuda130", modules=("nvidia.dali",), decodes=PART)
 _ON_CPU = _dali_peer(
     "DALI",
     loader=partial(_loader, device="cpu"),
+    decoder="libjpeg-turbo",
     note="decodes and crops in one step: only the crop's part of a JPEG is decoded where that is possible",
 )
 _ON_GPU = _dali_peer(
     "DALI (GPU)",
     loader=partial(_loader, device="gpu"),
+    decoder="nvJPEG",
     note="nvJPEG decodes, and the GPU resizes, flips and keeps the batches; CPU threads read and parse",
 )
 PEERS_HERE = (_ON_CPU, _ON_GPU) if torch.cuda.is_available() else (_ON_CPU,)

@@ -45,6 +45,7 @@ PEERS_HERE = (
         "Hugging Face datasets",
         "datasets",
         loader=_loader,
+        decoder="torchvision",
         prepare=_open_table,
         note="an Arrow table of paths and labels; torchvision decodes and transforms, since its own decoder is PIL",
     ),

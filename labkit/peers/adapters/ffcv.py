@@ -103,6 +103,7 @@ def _make_peer(mode: str, source: str, note: str) -> Peer:
         "ffcv",
         debian="libturbojpeg0-dev libopencv-dev pkg-config",
         source=source,
+        decoder="libjpeg-turbo",
         loader=partial(_loader, mode=mode),
         prepare=partial(_prepare, mode=mode),
         published="plots, https://docs.ffcv.io/benchmarks.html: ahead of DataLoader, WebDataset and DALI on ImageNet "

@@ -48,6 +48,7 @@ PEERS_HERE = (
         "litdata",
         source=JPEG_PACKED,
         loader=_loader,
+        decoder="torchvision",
         prepare=_prepare,
         published="5,800 to 7,200 images/s, https://lightning.ai/docs/litdata/benchmarks: ImageNet from S3, and more "
         "cores; here chunks are local",

@@ -5,23 +5,19 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torchvision.transforms.v2 import functional as F
 
 from labkit.data.dataset import ImageDataset, PILDataset
 from labkit.data.pixels import PixelStore
 from labkit.data.stores import FolderStore
-from labkit.data.tiles import cut_jpeg
-from labkit.peers.adapters.reduced import DrawnCrops
-from labkit.peers.adapters.torchvision import decode_bytes, folder_loader, pil_transform, tensor_transform
-from labkit.peers.peer import FLOAT32, JPEG_FILES, MEAN, RAW_PIXELS, STD, UINT8, Peer, Work, prepare_once
+from labkit.peers.adapters.torchvision import pil_transform, tensor_transform
+from labkit.peers.peer import FLOAT32, JPEG_FILES, MEAN, PART, RAW_PIXELS, SCALED, STD, UINT8, Peer, Work, prepare_once
 
 BASELINE, BEST_DATALOADER = "naive PIL", "labkit make_loader"
-DECODE_LIMIT, ENTROPY_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT = "decode limit", "entropy limit", "memcpy limit", "write limit"
+DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT = "decode limit", "memcpy limit", "write limit"
 
-_OwnRow = partial(Peer, install="", modules=(), multi_crop=True)
+_OwnRow = partial(Peer, install="", modules=())
 
 
 def _open_photos(work: Work) -> FolderStore:
@@ -48,7 +44,7 @@ def _batch_loader(open_source: Callable[[Work], Any], antialias: bool, scaled: b
     floats: dict[str, Any] = {"dtype": torch.float32, "mean": MEAN, "std": STD} if work.is_float else {}
     return BatchLoader(
         open_source(work), antialias=antialias, scaled_decoding=scaled, size=work.size, batch_size=work.batch_size,
-        num_threads=work.num_workers, seed=work.seed, crops=work.crops or None, **floats,
+        num_threads=work.num_workers, seed=work.seed, **floats,
     )  # fmt: skip
 
 
@@ -67,21 +63,11 @@ def _best_dataloader(work: Work) -> Iterable:
     return make_loader(photos, config, shuffle=True)
 
 
-def _cut_and_decode(path: str, header: Any, box: tuple, size: int, reduction: int) -> np.ndarray:
-    part, box = cut_jpeg(Path(path).read_bytes(), box)
-    return F.resized_crop(decode_bytes(part), *box, [size, size], antialias=True).permute(1, 2, 0).numpy()
-
-
 @lru_cache(maxsize=1)
-def _load_by_cutting(work: Work) -> Iterable:
-    return folder_loader(work, DrawnCrops(work, _cut_and_decode), loader=str)
+def _decode_limit(work: Work) -> Iterable:
+    from labkit.loading.limits import decode_limit
 
-
-@lru_cache(maxsize=1)
-def _image_limit(name: str, work: Work) -> Iterable:
-    from labkit.loading import limits
-
-    return getattr(limits, name)(_open_photos(work), num_threads=work.num_workers)
+    return decode_limit(_open_photos(work), num_threads=work.num_workers)
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +82,7 @@ def _from_photos(name: str, antialias: bool, *, scaled: bool = True) -> Peer:
     loader = partial(_batch_loader, _open_photos, antialias, scaled)
     smaller = ", at 1/2, 1/4 or 1/8 where the crop is as many times as large as the output" * scaled
     note = f"decodes only what a crop needs{smaller}"
-    return _OwnRow(name, JPEG_FILES, antialias, loader=loader, scaled=scaled, note=note)
+    return _OwnRow(name, JPEG_FILES, antialias, loader=loader, decodes=SCALED if scaled else PART, note=note)
 
 
 def _from_pixels(name: str, antialias: bool) -> Peer:
@@ -118,20 +104,11 @@ OWN = (
     _from_photos("labkit BatchLoader", False),
     _from_pixels("labkit PixelStore, antialias", True),
     _from_pixels("labkit PixelStore", False),
-    _OwnRow(
-        "labkit cut_jpeg in your Dataset", JPEG_FILES, True, loader=_load_by_cutting, multi_crop=False, tiled=True,
-        note="torchvision v2, which decodes what cut_jpeg leaves of a file",
-    ),
-)  # fmt: skip
+)
 
 LIMITS = (
     _OwnRow(
-        DECODE_LIMIT, JPEG_FILES, None, loader=partial(_image_limit, "decode_limit"),
-        note="decodes whole images from memory, drops them", tiled=False,
-    ),
-    _OwnRow(
-        ENTROPY_LIMIT, JPEG_FILES, None, loader=partial(_image_limit, "entropy_limit"),
-        note="reads all Huffman codes, computes 1 of 64 pixels",
+        DECODE_LIMIT, JPEG_FILES, None, loader=_decode_limit, note="decodes whole images from memory, drops them"
     ),
     _OwnRow(
         MEMCPY_LIMIT, RAW_PIXELS, None, loader=partial(_memory_limit, "memcpy_limit"), dtypes=(UINT8,),

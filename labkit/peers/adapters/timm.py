@@ -48,6 +48,7 @@ PEERS_HERE = (
     pip_peer(
         "timm",
         loader=_loader,
+        decoder="PIL",
         note="PIL, whose filter antialiases; the main process normalizes floats, as timm does on a GPU",
         drops_last=True,
     ),

@@ -20,27 +20,18 @@ def pil_transform(work: Work) -> Callable[[Any], Any]:
     from torchvision import transforms
 
     floats = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    output = [transforms.RandomHorizontalFlip(), *(floats if work.is_float else [transforms.PILToTensor()])]
-    return _Views([transforms.Compose([transforms.RandomResizedCrop(*view), *output]) for view in work.views])
+    output = floats if work.is_float else [transforms.PILToTensor()]
+    return transforms.Compose([
+        transforms.RandomResizedCrop(work.size), transforms.RandomHorizontalFlip(), *output
+    ])  # fmt: skip
 
 
 def tensor_transform(work: Work) -> Callable[[Any], Any]:
     """The work on a uint8 tensor (3, H, W), by torchvision v2."""
     from torchvision.transforms import v2
 
-    steps = [v2.RandomHorizontalFlip(), *output_steps(work)]
-    return _Views([v2.Compose([v2.RandomResizedCrop(*view, antialias=True), *steps]) for view in work.views])
-
-
-class _Views:
-    """What each transform makes of an image: a list, as DINO's own class gives it, or of one transform the one."""
-
-    def __init__(self, transforms: list[Callable[[Any], Any]]):
-        self._transforms = transforms
-
-    def __call__(self, image: Any) -> Any:
-        images = [transform(image) for transform in self._transforms]
-        return images if len(images) > 1 else images[0]
+    crop = v2.RandomResizedCrop(work.size, antialias=True)
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), *output_steps(work)])
 
 
 def output_steps(work: Work) -> list[Any]:
@@ -97,14 +88,14 @@ PEERS_HERE = (
         "torchvision v1",
         "torchvision",
         loader=_load_v1,
+        decoder="PIL",
         note="decodes and resizes with PIL, whose filter antialiases",
-        multi_crop=True,
     ),
     pip_peer(
         "torchvision v2",
         "torchvision",
         loader=_load_v2,
+        decoder="torchvision",
         note="uint8 tensors throughout, as its documentation advises",
-        multi_crop=True,
     ),
 )

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.peers.peer import FLOAT32, JPEG_PACKED, RAW_PIXELS, Peer, Work, labeled_photos, pip_peer, prepare_once
+from labkit.peers.peer import (
+    FLOAT32,
+    JPEG_PACKED,
+    RAW_PIXELS,
+    SCALED,
+    Peer,
+    Work,
+    labeled_photos,
+    pip_peer,
+    prepare_once,
+)  # fmt: skip
 
 
 def _prepare_tar(work: Work) -> Path:
@@ -69,18 +79,24 @@ def _make_peer(name: str, source: str, **details: Any) -> Peer:
         "32,000 images/s from a tar and 87,000 from its raw format with crop and flip, its README: an M4 Max laptop, "
         "whose cores are many and fast, and images of 160 or 192 pixels"
     )
-    return pip_peer(name, "turboloader", source=source, dtypes=(FLOAT32,), published=published, **details)
+    options: dict[str, Any] = {
+        "decoder": "libjpeg-turbo",
+        "decodes": SCALED,
+        "dtypes": (FLOAT32,),
+        "published": published,
+    }
+    return pip_peer(name, "turboloader", source=source, **options, **details)
 
 
 # "Crop-window decode (what train_aug uses)": at "the DCT scale picked for the target", as 2.39's own help says.
 _TAR_NOTE = "a tar with the files' own bytes; decodes only the crop's part of a JPEG, scaled; gives floats only"
 PEERS_HERE = (
     _make_peer(
-        "turboloader tar", JPEG_PACKED, antialias=False, scaled=True, loader=partial(_load_tar, antialias=False),
+        "turboloader tar", JPEG_PACKED, antialias=False, loader=partial(_load_tar, antialias=False),
         prepare=_prepare_tar, note=_TAR_NOTE,
     ),
     _make_peer(
-        "turboloader tar antialiased", JPEG_PACKED, antialias=True, scaled=True, note=_TAR_NOTE,
+        "turboloader tar antialiased", JPEG_PACKED, antialias=True, note=_TAR_NOTE,
         loader=partial(_load_tar, antialias=True), prepare=_prepare_tar,
     ),
     _make_peer(

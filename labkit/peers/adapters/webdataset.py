@@ -45,6 +45,7 @@ PEERS_HERE = (
         "webdataset",
         source=JPEG_PACKED,
         loader=_loader,
+        decoder="torchvision",
         prepare=_prepare,
         published="its authors give none; litdata's give 3,100 to 4,400 images/s, "
         "https://lightning.ai/docs/litdata/benchmarks: ImageNet from S3, and more cores; here shards are local",
