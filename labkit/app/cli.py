@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from labkit import __version__
+from labkit.app.gone import Commands, refuse_gone
 from labkit.app.scripts import end_unprinted, one_line_errors
 from labkit.app.site import site
 from labkit.errors import ArgumentError
@@ -97,6 +98,7 @@ def plan(
 
 print_utf8()
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -173,30 +175,6 @@ def doctor(scale: _Scale = "") -> None:
 
     for subject, finding in findings():
         typer.echo(f"{subject:<24} {finding}")
-
-
-@app.command()
-def reference(
-    scale: _Scale = "",
-    device: Annotated[str, typer.Option(help="cuda; or cpu for a trial run into a folder of your own.")] = "cuda",
-    simulated: Annotated[
-        bool, typer.Option("--simulated", help="Rehearse on a simulated CUDA device, into a folder of your own.")
-    ] = False,
-    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: notebooks/reference/).")] = "",
-) -> None:
-    """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
-    default = "ci" if simulated else "gpu" if device == "cuda" else ""
-    _set_scale(scale or os.environ.get("LABKIT_SCALE") or default)
-    from pathlib import Path
-
-    from labkit.app.recording import record_to_results_folder
-    from labkit.course.reference import FOLDER, record_reference
-
-    record_to_results_folder()
-
-    with one_line_errors("labkit", RuntimeError, ValueError):
-        path = record_reference(Path(folder) if folder else FOLDER, device=device, simulated=simulated, say=typer.echo)
-    typer.echo(f"stored {path} and its .json")
 
 
 @app.command()
@@ -281,6 +259,7 @@ def watch(
     from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
     if script.startswith("-"):
+        refuse_gone("watch", script.partition("=")[0])
         raise typer.BadParameter(f"watch has no option {script}: write those of the script after its name")
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):

@@ -1,6 +1,6 @@
-"""What only the notebooks need: results, predictions, exercises, claims, servers, reference runs, parts of a loader.
+"""What only the notebooks need: results, predictions, exercises, claims, servers, parts of a loader.
 
-`from labkit import course` gives these names, and its modules `ladder`, `reference` and `peers`. Each is imported on
+`from labkit import course` gives these names, and its modules `ladder` and `peers`. Each is imported on
 first use, as those of `lk.`; what a training script needs is there.
 """
 

@@ -15,12 +15,12 @@ import labkit as lk
 from labkit import course
 from labkit.app import cli, doctor, notebooks
 from labkit.app.cli import app
+from labkit.app.gone import GONE
 from tests.paths import REPO, contents
 from tests.stalling import stopped_time
 
 COMMANDS = {
-    "tour", "lab", "list", "doctor", "peers", "watch", "diff", "diagnose", "plan", "claims", "reference",
-    "convert", "site",
+    "tour", "lab", "list", "doctor", "peers", "watch", "diff", "diagnose", "plan", "claims", "convert", "site",
 }  # fmt: skip
 
 
@@ -254,3 +254,22 @@ def test_peers_refuses_a_folder_it_cannot_write_to_before_it_measures(monkeypatc
     monkeypatch.chdir("/proc")
     result = run("peers")
     assert (result.exit_code, "/proc/results" in result.output) == (2, True), result.output
+
+
+class TestWhatIsGone:
+    """A command or an option of the version before is told in one line what to use instead."""
+
+    @pytest.mark.parametrize("name", GONE)
+    def test_it_is_refused_with_its_successor(self, name):
+        command, *option = name.split()
+        for words in ([command, *option, "a"], [command, *(f"{each}=a" for each in option)]):
+            result = run(*words)
+            assert result.exit_code == 2
+            assert result.output == f"labkit: `{name}` is gone: {GONE[name]}\n"
+
+    def test_what_never_was_is_refused_as_ever(self):
+        for words, message in ((["list", "--nothing"], "No such option: --nothing"), (["no"], "No such command 'no'")):
+            result = run(*words)
+            assert result.exit_code == 2
+            assert message in result.output
+            assert "gone" not in result.output
