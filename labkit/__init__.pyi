@@ -43,7 +43,6 @@ from .loading.augment import (
 )
 from .loading.batch_loader import BatchLoader as BatchLoader
 from .loading.bucket_sampler import BucketBatchSampler as BucketBatchSampler
-from .loading.mix import cutmix as cutmix, mixup as mixup
 from .loading.prefetch import CUDAPrefetcher as CUDAPrefetcher
 from .loading.torch_loader import LoaderConfig as LoaderConfig, make_loader as make_loader
 from .simulation.context import simulated_cuda as simulated_cuda

@@ -115,7 +115,6 @@ OTHERS = {
     "samples": (lambda value: lk.collate(value), [5, None, "a", {}]),
     "strings": (lambda value: lk.PackedStrings(value), [5, None, [1], b"ab"]),
     "encoded data": (lambda value: lk.decode(value), [5, None, "a.jpg", Path("a.jpg"), b"", b"text"]),
-    "images to mix": (lambda value: lk.mixup(value, torch.arange(2), num_classes=2), [5, None, "a"]),
     "a recipe": (lambda value: lk.make_augment(value), [5, None, "bright", {}]),
     "a recipe's size": (lambda value: lk.Recipe(size=value), [0, "224", (224, 224)]),
     "a disk": (lambda value: course.SimulatedStore("photos", value), ["hdd", 5, None]),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional
 
 import labkit as lk
@@ -218,12 +218,13 @@ def test_the_guides_loop_never_makes_the_host_wait(cuda):
     colors = lk.make_augment("light", "kornia", part="photometry").to("cuda")
     pinned = [(gradient().expand(8, 3, 48, 40).contiguous().pin_memory(), torch.arange(8).pin_memory())] * 4
     batches = iter(lk.CUDAPrefetcher(pinned, "cuda"))
-    lk.cutmix(colors(next(batches)[0]), torch.arange(8, device="cuda"), num_classes=8)  # loads its kernels
+    cutmix = v2.CutMix(num_classes=8)
+    cutmix(colors(next(batches)[0]), torch.arange(8, device="cuda"))  # loads its kernels
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for images, labels in batches:
-            lk.cutmix(colors(images), labels, num_classes=8)
+            cutmix(colors(images), labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
