@@ -49,7 +49,6 @@ from .simulation.context import simulated_cuda as simulated_cuda
 from .watching.diagnose import diagnose as diagnose
 from .watching.program import watch as watch
 from .watching.tune import tune as tune
-from .planning.formulas import loader_costs as loader_costs
 from .planning.plan import plan as plan
 
 __version__: str

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 # A command, or a command and its option -> what to use instead.
 GONE = {
+    "plan": "notebook 15 does its arithmetic by hand, and `lk.plan` does it in Python",
     "reference": "on a machine with a CUDA device, the notebooks run on it: `python -m labkit tour --store`",
 }
 

@@ -27,8 +27,6 @@ _NAMES = {
     "peers.check": ["make_pictures"],
     "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
     "peers.ranking": ["comparisons", "stored_runs"],
-    "planning.plan": ["plot_plan"],
-    "planning.published": ["PUBLISHED_TRAINING"],
     "simulation.simulated_device": ["SimulatedDevice"],
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],

@@ -68,8 +68,7 @@ READERS = {
     "extract_tars": lambda value: lk.extract_tars(value, "extracted", progress=False),
     "collect_sizes": lambda value: lk.collect_sizes(value, progress=False),
     "DepthPairs": lambda value: lk.DepthPairs(value, "pairs.txt"),
-    "loader_costs": lambda value: lk.loader_costs(value),
-    "plan, costs": lambda value: lk.plan(1000, costs=value, cores_per_node=8),
+    "plan": lambda value: lk.plan(value, cores_per_node=8, cpu_ms_per_image=2),
     "load_frame": lambda value: lk.load_frame(value),
     "make_loader": lambda value: first(lk.make_loader(value)),
 }
@@ -130,9 +129,9 @@ OTHERS = {
         lambda value: lk.compare({"a": lambda: [1]}, baseline="a", budget_s=value), ["10", (1,), -1, float("nan")]
     ),
 }  # fmt: skip
-# A list is a data set, a plan has costs of its own, and a store is not listed before its files are asked for.
+# A list is a data set, a plan takes a number, and a store is not listed before its files are asked for.
 SOUND = {
-    ("make_loader", "a list"), ("plan, costs", "nothing"), ("DepthPairs", "an empty folder"),
+    ("make_loader", "a list"), ("plan", "a number"), ("DepthPairs", "an empty folder"),
     ("DepthPairs", "a URL without a server"), ("extract_tars", "an empty folder"),
 }  # fmt: skip
 TABLE = [
