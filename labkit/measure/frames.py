@@ -131,7 +131,9 @@ def _frame_of_seconds(seconds: Iterable[float], label: str, n_images: int, timer
 
 def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs of a frame without its warm-ups."""
-    require_a(pd.DataFrame, "the runs", frame, "a frame, as lk.compare returns or lk.load_frame reads it")
+    require_a(
+        pd.DataFrame, "the runs", frame, "a frame, as lk.compare returns or labkit.measure.frames.load_frame reads it"
+    )
     if "is_warmup" not in frame:
         raise ArgumentError(f"this is no frame of runs: it lacks is_warmup, and has {', '.join(map(str, frame))[:200]}")
     return frame[~frame["is_warmup"].astype(bool)]
@@ -152,7 +154,7 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
     A column that the file lacks, as it is older than the column, comes back empty.
 
     >>> runs.to_csv("runs.csv", index=False)  # doctest: +SKIP
-    >>> runs = lk.load_frame("runs.csv")  # doctest: +SKIP
+    >>> runs = load_frame("runs.csv")  # doctest: +SKIP
 
     Raises:
         FileNotFoundError: no such file.

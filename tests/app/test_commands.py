@@ -15,6 +15,7 @@ from labkit import course
 from labkit.app import cli, doctor, notebooks
 from labkit.app.cli import app
 from labkit.app.gone import GONE
+from labkit.util.machine import env_id
 from tests.paths import REPO, contents
 from tests.stalling import stopped_time
 
@@ -112,7 +113,7 @@ class TestLab:
         [(command, results)] = started
         assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
         assert not [argument for argument in command if "token" in argument]  # all users may read arguments
-        assert results == str(tmp_path / "results" / lk.env_id() / "frames")
+        assert results == str(tmp_path / "results" / env_id() / "frames")
 
     def test_that_of_a_wheel_opens_copies(self, lab, started, monkeypatch):
         monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)

@@ -14,6 +14,9 @@ import urllib3
 
 import labkit as lk
 from labkit import course
+from labkit.data.extract import extract_tars
+from labkit.loading.augment import Recipe
+from labkit.measure.frames import load_frame
 
 NO_PLACES = {
     "a number": 5, "nothing": None, "a list": ["photos"], "a flag": True, "a class": lk.FolderStore,
@@ -65,17 +68,17 @@ READERS = {
     "PixelStore.build": lambda value: lk.PixelStore.build(value, "built.pixels", progress=False),
     "write_shards": lambda value: lk.write_shards(value, "written", progress=False, num_workers=0),
     "read_shards": lambda value: first(lk.read_shards(value)),
-    "extract_tars": lambda value: lk.extract_tars(value, "extracted", progress=False),
+    "extract_tars": lambda value: extract_tars(value, "extracted", progress=False),
     "collect_sizes": lambda value: lk.collect_sizes(value, progress=False),
     "DepthPairs": lambda value: lk.DepthPairs(value, "pairs.txt"),
     "plan": lambda value: lk.plan(value, cores_per_node=8, cpu_ms_per_image=2),
-    "load_frame": lambda value: lk.load_frame(value),
+    "load_frame": lambda value: load_frame(value),
     "make_loader": lambda value: first(lk.make_loader(value)),
 }
 WRITERS = {
     "PixelStore.build": lambda value: lk.PixelStore.build("photos", value, progress=False),
     "write_shards": lambda value: lk.write_shards(store(), value, progress=False, num_workers=0),
-    "extract_tars": lambda value: lk.extract_tars("photos.tar", value, progress=False),
+    "extract_tars": lambda value: extract_tars("photos.tar", value, progress=False),
     "make_photos": lambda value: lk.make_photos(value, 1, progress=False),
     "ShardCache": lambda value: lk.ShardCache(value, max_bytes=10**9),
 }
@@ -115,7 +118,7 @@ OTHERS = {
     "strings": (lambda value: lk.PackedStrings(value), [5, None, [1], b"ab"]),
     "encoded data": (lambda value: lk.decode(value), [5, None, "a.jpg", Path("a.jpg"), b"", b"text"]),
     "a recipe": (lambda value: lk.make_augment(value), [5, None, "bright", {}]),
-    "a recipe's size": (lambda value: lk.Recipe(size=value), [0, "224", (224, 224)]),
+    "a recipe's size": (lambda value: Recipe(size=value), [0, "224", (224, 224)]),
     "a disk": (lambda value: course.SimulatedStore("photos", value), ["hdd", 5, None]),
     "files to evict": (lambda value: course.evict(value), ["photos", Path("photos"), b"photos"]),
     "a cache": (lambda value: lk.read_shards("shards", cache=value), ["folder", 5, Path("folder")]),
@@ -230,7 +233,7 @@ def test_the_ends_of_the_range_are_seeds_everywhere(place, monkeypatch, tmp_path
     "call",
     [
         lambda **values: batch(dtype=torch.float32, **values),
-        lambda **values: lk.Recipe(**values),
+        lambda **values: Recipe(**values),
         lambda **values: first(lk.BatchLoader(lk.PixelStore("photos.pixels"), size=8, dtype=torch.float16, **values)),
     ],
     ids=["BatchLoader", "Recipe", "pixels"],

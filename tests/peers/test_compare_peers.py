@@ -19,7 +19,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import labkit as lk
-from labkit import load_frame
 from labkit.app.cli import app
 from labkit.course import (
     PEERS,
@@ -31,7 +30,7 @@ from labkit.course import (
 )
 from labkit.data import tiles
 from labkit.errors import HostError
-from labkit.measure.frames import MEASURE_VERSION, make_frame, save_frame
+from labkit.measure.frames import MEASURE_VERSION, load_frame, make_frame, save_frame
 from labkit.measure.usage import CoreTime, excluded_pids
 from labkit.peers import command, photos, ranking, registry
 from labkit.peers.adapters.own import (

@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from labkit import FolderStore, load_frame
+from labkit import FolderStore
 from labkit.app.cli import app
 from labkit.course import PEERS
 from labkit.errors import HostError
+from labkit.measure.frames import load_frame
 from labkit.peers import registry
 from labkit.peers.adapters.own import BASELINE, BEST_DATALOADER
 from labkit.peers.page import without_paths
