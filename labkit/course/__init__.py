@@ -17,7 +17,6 @@ _NAMES = {
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
     "data.blobs": ["evict"],
-    "data.pixels": ["PixelError"],
     "data.samples": ["make_depth"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
     "loading.agreement": ["agreement"],

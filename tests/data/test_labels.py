@@ -20,9 +20,9 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.course import PixelError
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, chosen_keys, label_at, labels_at, labels_of
+from labkit.errors import PixelError
 from tests.memory_store import MemoryStore
 from tests.shards import PICTURE, picture, write
 from tests.tars import make_tar
