@@ -102,7 +102,8 @@ class TestErrors:
         lambda: lk.decode(b"text"), lambda: lk.decode(b"", "no such decoder"), lambda: lk.FolderStore("no such folder"),
         lambda: lk.TarStore("no such.tar").keys(), lambda: lk.read_shards("no*such.tar"),
         lambda: lk.PixelStore("no such.pixels"), lambda: lk.BatchLoader(3), lambda: lk.open_store("nothing"),
-        lambda: lk.compare({}, baseline="a"), lambda: lk.plan(), lambda: lk.collect_sizes("no such folder"),
+        lambda: lk.compare({}, baseline="a"), lambda: lk.plan(0, cores_per_node=1),
+        lambda: lk.collect_sizes("no such folder"),
     ])  # fmt: skip
     def test_wrong_input_raises_an_error_of_labkit(self, wrong, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

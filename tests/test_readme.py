@@ -143,13 +143,6 @@ class TestCommands:
             result = run_script(script.partition("/")[2].removesuffix(".py"), *given)
             assert result.exit_code == 0, result.output
 
-    @pytest.mark.exhaustive  # it measures; the Python block of that page does the same in the first tier
-    def test_a_plan_of_a_loader_that_is_measured_here(self, place):
-        first, second = [one for one in commands(TEXTS["planning"]) if "costs.json" in one]
-        for command in (first, second):
-            result = CliRunner().invoke(app, shlex.split(command)[3:])
-            assert result.exit_code == 0, result.output
-
     @pytest.mark.exhaustive
     def test_diagnose_finds_the_training_of_the_page_on_waiting(self, place, monkeypatch):
         monkeypatch.setattr("sys.path", [*sys.path])

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import labkit as lk
-from labkit.util.machine import DISTRIBUTION, IS_CLONE
+from labkit.util.machine import DISTRIBUTION, IS_CLONE, env_id
 from tests.lab_server import free_port, running_server
 from tests.paths import REPO, contents
 
@@ -91,7 +91,7 @@ def test_it_lists_its_notebooks_and_names_its_extras_without_the_clone(wheel, py
 def test_a_tour_in_an_empty_folder(python, tmp_path):
     done = python("-m", "labkit", "tour", "--only", "00")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "results" / lk.env_id() / "00_measure.html").is_file()
+    assert (tmp_path / "results" / env_id() / "00_measure.html").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"labkit-notebooks", "results"}
     record = json.loads((tmp_path / "labkit-notebooks" / ".labkit-copies.json").read_text())
     assert set(record) == {name for name in contents(tmp_path / "labkit-notebooks") if not name.startswith(".")}

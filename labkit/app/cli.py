@@ -3,48 +3,25 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from labkit import __version__
+from labkit.app.gone import Commands, refuse_gone
 from labkit.app.scripts import end_unprinted, one_line_errors
 from labkit.app.site import site
 from labkit.errors import ArgumentError
 from labkit.util.process import print_utf8
 
-NUMBERS = "a number, LOW:HIGH or LOW:VALUE:HIGH"
-_Text = Annotated[str, typer.Option(help=NUMBERS)]
-
-
-def _numbers(name: str, text: str) -> float | Sequence[float] | None:
-    """What stands after an option; None if nothing does."""
-    if not text:
-        return None
-    with suppress(ValueError):
-        found = [float(part) for part in text.split(":")]
-        if len(found) <= 3:
-            return found[0] if len(found) == 1 else found
-    raise ArgumentError(f"{name} must be {NUMBERS}, got {text!r}")
-
-
-_FLAGS = {
-    r"enter demand, the images/s of a GPU, or gpu, one of course\.PUBLISHED_TRAINING": "enter --images-per-s or --gpu",
-    r"costs=lk\.loader_costs\(FOLDER\), or demand=lk\.diagnose\(loader, step\)": "--measure FOLDER, or --watched FILE",
-    r"lk\.loader_costs\b": "labkit plan --measure FOLDER",
-    r"\bimages_per_s_per_gpu\b": "--images-per-s", r"\bcores_per_node\b": "--cores", r"\bvcpus_per_node\b": "--vcpus",
-    r"\bcpu_ms_per_image\b": "--cpu-ms", r"\bgil_us_per_image\b": "--gil-us", r"\bkb_per_image\b": "--kb",
-    r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality",
-    r"\b(n|batch)_(gpus|nodes|images|size)\b": r"--\1-\2", r"^(costs|data|storage|gpu|model) must": r"--\1 must",
-}  # fmt: skip
+_FLAGS = {r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality"}
 
 
 @contextmanager
 def flags_for_names() -> Iterator[None]:
-    """Let an error of `lk.plan` speak of the command's options in place of arguments."""
+    """Let an error speak of the command's options in place of arguments."""
     try:
         yield
     except ValueError as error:
@@ -54,49 +31,9 @@ def flags_for_names() -> Iterator[None]:
         raise ArgumentError(message) from error
 
 
-def plan(
-    gpu: Annotated[str, typer.Option(help="Published rate, bus and cores of a GPU, such as h100.")] = "",
-    model: Annotated[str, typer.Option(help="The model of the published rate.")] = "ResNet-50",
-    images_per_s: Annotated[
-        str, typer.Option(help=f"Your own images/s of a GPU: {NUMBERS}, as all options here.")
-    ] = "",
-    watched: Annotated[str, typer.Option(help="In its place, what `labkit watch --json` wrote.")] = "",
-    batch_size: Annotated[int | None, typer.Option(help="Images of a batch, one GPU.")] = None,
-    n_gpus: Annotated[int, typer.Option(help="GPUs in all.")] = 1,
-    n_nodes: Annotated[int, typer.Option(help="Machines that share them.")] = 1,
-    cores: Annotated[str, typer.Option(help="Cores of a node.")] = "",
-    vcpus: Annotated[float | None, typer.Option(help="In their place, its vCPUs.")] = None,
-    measure: Annotated[str, typer.Option(help="Images (folder, tar, URL) to measure here what one costs.")] = "",
-    costs: Annotated[str, typer.Option(help="File to keep it in with --measure, and else to read it from.")] = "",
-    data: Annotated[str, typer.Option(help="What is stored: photos, 'photos at 256', 'pixels at 256'.")] = "photos",
-    cpu_ms: Annotated[str, typer.Option(help="Core time of an image, ms.")] = "",
-    gil_us: Annotated[str, typer.Option(help="Time of an image under Python's lock, us.")] = "",
-    kb: Annotated[str, typer.Option(help="An image in storage, KB.")] = "",
-    n_images: Annotated[int | None, typer.Option(help="Images of an epoch.")] = None,
-    storage: Annotated[str, typer.Option(help="nvme, s3 or memory.")] = "nvme",
-    json: Annotated[str, typer.Option(help="File for the plan.")] = "",
-) -> None:
-    """Predict the cores, storage and network that many GPUs ask for, what limits them, and the cheapest fix."""
-    from labkit.planning.formulas import loader_costs
-    from labkit.planning.plan import plan as make_plan
-
-    with one_line_errors("labkit", OSError, ValueError), flags_for_names():
-        found = loader_costs(measure) if measure else None
-        if found and costs:
-            typer.echo(f"wrote {found.save_json(costs)}")
-        made = make_plan(
-            watched or _numbers("--images-per-s", images_per_s), gpu=gpu, model=model, n_gpus=n_gpus, n_nodes=n_nodes,
-            costs=found or costs or None, data=data, storage=storage, vcpus_per_node=vcpus, batch_size=batch_size,
-            n_images=n_images, cores_per_node=_numbers("--cores", cores), cpu_ms_per_image=_numbers("--cpu-ms", cpu_ms),
-            gil_us_per_image=_numbers("--gil-us", gil_us), kb_per_image=_numbers("--kb", kb),
-        )  # fmt: skip
-        typer.echo(repr(made))
-        if json:
-            typer.echo(f"wrote {made.save_json(Path(json))}")
-
-
 print_utf8()
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -176,30 +113,6 @@ def doctor(scale: _Scale = "") -> None:
 
 
 @app.command()
-def reference(
-    scale: _Scale = "",
-    device: Annotated[str, typer.Option(help="cuda; or cpu for a trial run into a folder of your own.")] = "cuda",
-    simulated: Annotated[
-        bool, typer.Option("--simulated", help="Rehearse on a simulated CUDA device, into a folder of your own.")
-    ] = False,
-    folder: Annotated[str, typer.Option(help="Folder for the CSV and JSON (default: notebooks/reference/).")] = "",
-) -> None:
-    """Measure what needs a CUDA GPU, at gpu scale by default, and store it for readers without one."""
-    default = "ci" if simulated else "gpu" if device == "cuda" else ""
-    _set_scale(scale or os.environ.get("LABKIT_SCALE") or default)
-    from pathlib import Path
-
-    from labkit.app.recording import record_to_results_folder
-    from labkit.course.reference import FOLDER, record_reference
-
-    record_to_results_folder()
-
-    with one_line_errors("labkit", RuntimeError, ValueError):
-        path = record_reference(Path(folder) if folder else FOLDER, device=device, simulated=simulated, say=typer.echo)
-    typer.echo(f"stored {path} and its .json")
-
-
-@app.command()
 def peers(
     classes: Annotated[
         str, typer.Option("--class", help="What is read and delivered, comma-separated, or `all`; --list names them.")
@@ -259,9 +172,6 @@ def diagnose(
         typer.echo(f"Then: {other}")
 
 
-_GONE = {"--trace": "export a trace for Perfetto by torch.profiler: prof.export_chrome_trace(path)"}
-
-
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def watch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
@@ -287,10 +197,8 @@ def watch(
     from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
     if script.startswith("-"):
-        name = script.partition("=")[0]
-        raise typer.BadParameter(
-            f"watch has no option {script}: {_GONE.get(name, 'write those of the script after its name')}"
-        )
+        refuse_gone("watch", script.partition("=")[0])
+        raise typer.BadParameter(f"watch has no option {script}: write those of the script after its name")
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):
         shares = parse_budget(budget)
@@ -314,7 +222,6 @@ def compare_watches(
         typer.echo(line)
 
 
-app.command()(plan)
 app.command()(site)
 
 

@@ -1,6 +1,6 @@
-"""What only the notebooks need: results, predictions, exercises, claims, servers, reference runs, parts of a loader.
+"""What only the notebooks need: results, predictions, exercises, claims, servers, parts of a loader.
 
-`from labkit import course` gives these names, and its modules `ladder`, `reference` and `peers`. Each is imported on
+`from labkit import course` gives these names, and its modules `ladder` and `peers`. Each is imported on
 first use, as those of `lk.`; what a training script needs is there.
 """
 
@@ -17,7 +17,6 @@ _NAMES = {
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
     "data.blobs": ["evict"],
-    "data.pixels": ["PixelError"],
     "data.samples": ["make_depth"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
     "loading.agreement": ["agreement"],
@@ -27,8 +26,6 @@ _NAMES = {
     "peers.check": ["make_pictures"],
     "peers.registry": ["PEERS", "Peer", "compare_peers", "plot_peers"],
     "peers.ranking": ["comparisons", "stored_runs"],
-    "planning.plan": ["plot_plan"],
-    "planning.published": ["PUBLISHED_TRAINING"],
     "simulation.simulated_device": ["SimulatedDevice"],
     "util.files": ["ScratchFolder"],
     "util.machine": ["photo_root"],

@@ -61,7 +61,7 @@ def extract_tars(
             unsafe (a name leads out of the folder, a member is a device), has a link to what is not a file in it, is
             cut, damaged or goes on after its end, or if its folder is there and was not made of it as it is now.
 
-    >>> lk.extract_tars("photos.tar", "data", progress=False)
+    >>> extract_tars("photos.tar", "data", progress=False)
     [PosixPath('.../data/photos')]
     """
     jobs = _make_jobs(archives, require_local_path("root", root).absolute())

@@ -54,8 +54,10 @@ class Disk:
             )
 
 
-#: Milliseconds to the first byte of a small object in S3, from least to most: both are AWS's own figures, whose sources
-#: are in `labkit.planning.published`.
+#: Milliseconds to the first byte of a small object in S3, from least to most. Both are AWS's own figures: tens of
+#: milliseconds, https://docs.aws.amazon.com/whitepapers/latest/s3-optimizing-performance-best-practices/
+#: timeouts-and-retries-for-latency-sensitive-applications.html, and 100 to 200 ms,
+#: https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html.
 OBJECT_LATENCY_MS = (20.0, 200.0)
 _MIDDLE_MS = round(math.prod(OBJECT_LATENCY_MS) ** 0.5)  # geometric mean
 

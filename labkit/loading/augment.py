@@ -41,7 +41,7 @@ class Recipe:
         solarize: Probability of inverting all values >= `solarize_from`.
         mean, std: Per channel, on the scale of 0 to 1, for the normalization.
 
-    >>> augment = lk.make_augment(lk.Recipe(size=128, gray=0.2))
+    >>> augment = lk.make_augment(Recipe(size=128, gray=0.2))
     """
 
     size: int = 224
@@ -112,7 +112,7 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
     """
     if isinstance(recipe, str):
         recipe = RECIPES[require_choice("recipe", recipe, RECIPES)]
-    require_a(Recipe, "recipe", recipe, f"an lk.Recipe, or one of {', '.join(RECIPES)}")
+    require_a(Recipe, "recipe", recipe, f"a labkit.loading.augment.Recipe, or one of {', '.join(RECIPES)}")
     require_choice("part", part, PARTS)
     build: dict[str, Callable[[Recipe, bool, bool], Callable[[Any], Tensor]]] = {
         "pil": _pil,

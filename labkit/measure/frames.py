@@ -22,7 +22,7 @@ storage: A factor: where the data lie. A name that contains "simulated" marks pl
 page_cache: Whether the data were in it: "warm", "cold", "not cold" or "unknown".
 seed: Of the order of the runs.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
-device, env_id, scale: "cpu", "cuda" or "cuda (simulated)"; the machine, by `lk.env_id()`; the scale of the run.
+device, env_id, scale: "cpu", "cuda" or "cuda (simulated)"; the machine, by `labkit.util.machine.env_id`; the scale of the run.
 rung: Whether it is a notebook's main comparison.
 """
 
@@ -139,7 +139,9 @@ def _frame_of_seconds(seconds: Iterable[float], label: str, n_images: int, timer
 
 def measured_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs of a frame without its warm-ups."""
-    require_a(pd.DataFrame, "the runs", frame, "a frame, as lk.compare returns or lk.load_frame reads it")
+    require_a(
+        pd.DataFrame, "the runs", frame, "a frame, as lk.compare returns or labkit.measure.frames.load_frame reads it"
+    )
     if "is_warmup" not in frame:
         raise ArgumentError(f"this is no frame of runs: it lacks is_warmup, and has {', '.join(map(str, frame))[:200]}")
     return frame[~frame["is_warmup"].astype(bool)]
@@ -160,7 +162,7 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
     A column that the file lacks, as it is older than the column, comes back empty.
 
     >>> runs.to_csv("runs.csv", index=False)  # doctest: +SKIP
-    >>> runs = lk.load_frame("runs.csv")  # doctest: +SKIP
+    >>> runs = load_frame("runs.csv")  # doctest: +SKIP
 
     Raises:
         FileNotFoundError: no such file.

@@ -36,7 +36,6 @@ SMALL_PT = 9.0  # the smallest text
 COLORS = sns.color_palette("colorblind")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "oo", "||", "**")
 RUNS, ESTIMATE, GUESS, LIMIT = "0.6", COLORS[0], COLORS[1], COLORS[3]
-PREDICTED = "mediumpurple"  # bars of what was not measured
 
 _TITLE_PT = 10.0
 _NAME_WIDTH = 28  # characters in a line
@@ -91,10 +90,10 @@ def _height_above(ax: Axes) -> float:
     return max([text.xyann[1] * (text.anncoords == "offset points") + 1.2 * SMALL_PT for text in labels], default=0.0)
 
 
-def mark_simulated(ax: Axes, word: str = "simulated") -> None:
-    """Say on a plot, before its title is written, that nothing in it was measured: by a word and a background."""
+def mark_simulated(ax: Axes) -> None:
+    """Say on a plot, before its title is written, that its device is simulated: by a word and a background."""
     ax.set_facecolor("#f3eefb")
-    _write_aside(ax, word)
+    _write_aside(ax, "simulated")
 
 
 def _write_aside(ax: Axes, word: str) -> Text:

@@ -213,11 +213,6 @@ def active() -> Simulation:
     return _active[-1]
 
 
-def is_simulated() -> bool:
-    """Whether CUDA is a simulated device just now."""
-    return bool(_active)
-
-
 @contextmanager
 def activate(simulation: Simulation) -> Iterator[None]:
     """Make it the active one within the `with` statement; RuntimeError if another one is."""

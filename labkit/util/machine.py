@@ -205,7 +205,7 @@ def env_id() -> str:
 
     Its last part is a digest of the machine and of the minor versions of Python and the libraries that handle pixels.
 
-    >>> lk.env_id()  # doctest: +SKIP
+    >>> env_id()  # doctest: +SKIP
     'linux-8-cores-rtx-4090-torch-2.14-3f2a9c'
     """
     facts = environment()

@@ -1,6 +1,5 @@
 """The command line: what an installation starts, its help, mistakes, and the commands without a file of their own."""
 
-import json
 import os
 import re
 import subprocess
@@ -15,12 +14,13 @@ import labkit as lk
 from labkit import course
 from labkit.app import cli, doctor, notebooks
 from labkit.app.cli import app
+from labkit.app.gone import GONE
+from labkit.util.machine import env_id
 from tests.paths import REPO, contents
 from tests.stalling import stopped_time
 
 COMMANDS = {
-    "tour", "lab", "list", "doctor", "peers", "watch", "diff", "diagnose", "plan", "claims", "reference",
-    "convert", "site",
+    "tour", "lab", "list", "doctor", "peers", "watch", "diff", "diagnose", "claims", "convert", "site",
 }  # fmt: skip
 
 
@@ -113,7 +113,7 @@ class TestLab:
         [(command, results)] = started
         assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
         assert not [argument for argument in command if "token" in argument]  # all users may read arguments
-        assert results == str(tmp_path / "results" / lk.env_id() / "frames")
+        assert results == str(tmp_path / "results" / env_id() / "frames")
 
     def test_that_of_a_wheel_opens_copies(self, lab, started, monkeypatch):
         monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
@@ -175,40 +175,6 @@ class TestDiagnose:
         assert type(run("diagnose", "half_done:make").exception) is ModuleNotFoundError
 
 
-class TestPlan:
-    OWN = ("--images-per-s", "1000", "--cores", "4", "--cpu-ms", "2")
-
-    def test_the_page_says_its_inputs_and_the_file_holds_the_plan(self, tmp_path):
-        where = ["--storage", "s3", "--json", tmp_path / "p.json"]
-        result = run("plan", "--gpu", "h100", "--n-gpus", 8, "--cpu-ms", "1:2.4", *where, COLUMNS="200")
-        assert result.exit_code == 0, result.output
-        assert "8 GPUs on 1 node, ResNet-50, H100 SXM" in result.output
-        assert "requests_needed_per_s * request_ms / 1e3" in result.output
-        assert "training_results_v4.0" in result.output
-        expected = lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=(1, 2.4), storage="s3").to_dict()
-        assert json.loads((tmp_path / "p.json").read_text()) == json.loads(json.dumps(expected))
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            ([], "labkit: --images-per-s is not known"),
-            ([*OWN, "--cpu-ms", "fast"], "--cpu-ms must be a number, LOW:HIGH or LOW:VALUE:HIGH, got 'fast'"),
-            ([*OWN, "--kb", "1:2:3:4"], "--kb must be a number"),
-            (["--watched", "/nowhere.json"], "/nowhere.json does not exist"),
-            (["--gpu", "T4"], "--gpu must name one of"),
-            (["--gpu", "h100"], "--cpu-ms is not known: enter it, or measure it: --measure FOLDER, or --watched FILE"),
-            (["--images-per-s", "100"], "--cores is not known: enter --cores, or --vcpus of a rented machine"),
-            ([*OWN, "--n-gpus", "3", "--n-nodes", "2"], "--n-gpus must be a multiple of --n-nodes"),
-            ([*OWN, "--cores", "0"], "--cores must be"),
-            (["--costs", "/"], "/ is a folder: name a file"),
-        ],
-    )
-    def test_mistakes_are_one_line(self, arguments, says):
-        result = run("plan", *arguments)
-        assert (result.exit_code, result.output.count("\n")) == (2, 1)
-        assert says in result.output
-
-
 class TestDoctor:
     def test_it_reports_everything(self, lab):
         output = run("doctor", "--scale", "ci").output
@@ -234,9 +200,9 @@ class TestDoctor:
         assert "is not installed: python -m pip install" in doctor.extras("surely-missing")["surely-missing"]
 
 
-@pytest.mark.parametrize("words", [["list"], ["plan", "--gpu", "h100", "--n-gpus", "8", "--cpu-ms", "1"]])
+@pytest.mark.parametrize("words", [["list"], ["claims"]])
 def test_what_cannot_be_printed_is_one_line_or_none(words):
-    """On a full disk, and where nobody reads it; `plan` prints where it also tells of files."""
+    """On a full disk, and where nobody reads it; `claims` prints line by line."""
     read, closed = os.pipe()
     os.close(read)
     said = "labkit: nothing more can be printed: No space left on device\n"
@@ -254,3 +220,22 @@ def test_peers_refuses_a_folder_it_cannot_write_to_before_it_measures(monkeypatc
     monkeypatch.chdir("/proc")
     result = run("peers")
     assert (result.exit_code, "/proc/results" in result.output) == (2, True), result.output
+
+
+class TestWhatIsGone:
+    """A command or an option of the version before is told in one line what to use instead."""
+
+    @pytest.mark.parametrize("name", GONE)
+    def test_it_is_refused_with_its_successor(self, name):
+        command, *option = name.split()
+        for words in ([command, *option, "a"], [command, *(f"{each}=a" for each in option)]):
+            result = run(*words)
+            assert result.exit_code == 2
+            assert result.output == f"labkit: `{name}` is gone: {GONE[name]}\n"
+
+    def test_what_never_was_is_refused_as_ever(self):
+        for words, message in ((["list", "--nothing"], "No such option: --nothing"), (["no"], "No such command 'no'")):
+            result = run(*words)
+            assert result.exit_code == 2
+            assert message in result.output
+            assert "gone" not in result.output

@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 
-import labkit as lk
 from labkit.app import storing
 from labkit.app.notebooks import Executed, Notebook
 from labkit.course import ladder
 from labkit.course.results import Ratio, Result
 from labkit.measure.frames import MEASURE_VERSION, save_frame
-from labkit.util.machine import environment
+from labkit.util.machine import env_id, environment
 from labkit.util.pictures import png_base64
 from tests.paths import contents
 
@@ -85,7 +84,7 @@ def test_a_run_is_described_by_its_commit_its_machine_and_what_its_figures_mean(
     about = storing.describe_run("")
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", about["run"])
     assert re.fullmatch(r"[0-9a-f]{40}", about["commit"])
-    assert (about["env_id"], about["measure"]) == (lk.env_id(), MEASURE_VERSION)
+    assert (about["env_id"], about["measure"]) == (env_id(), MEASURE_VERSION)
     assert about["versions"].items() <= environment().items()
     assert {"python", "torch", "pillow"} <= set(about["versions"])
     assert storing.describe_run("")["run"] != about["run"]

@@ -22,7 +22,9 @@ from labkit.app import notebooks, recording, storing, tour
 from labkit.app.cli import app
 from labkit.app.jupyter import RecordingKernelManager
 from labkit.app.notebooks import Notebook, execute, find_notebooks
+from labkit.measure.frames import load_frame
 from labkit.measure.recorder import current_recorder
+from labkit.util.machine import env_id
 from tests.paths import contents
 
 
@@ -67,7 +69,7 @@ class TestRecording:
         current_recorder().record_frame(frame_of({"a": [1]}, "a", experiment="02 decoders, camera/x"))
         [path] = recorded_frames.iterdir()
         assert path.name.startswith("02_decoders_camera_x-")
-        assert lk.load_frame(path)["variant"].tolist() == ["a"]
+        assert load_frame(path)["variant"].tolist() == ["a"]
 
     def test_a_plain_name_of_an_experiment_is_the_name_of_its_file(self):
         """Of any others tests/hardening/test_properties.py says that no two have one file."""
@@ -99,7 +101,7 @@ def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_
     assert dict(os.environ) == before
     assert "1 of 2 notebooks ran" in result.output
     assert len(lk.FolderStore(course.photo_root("imagenet"))) == lk.scale().n_photos
-    folder = lab / "results" / lk.env_id()
+    folder = lab / "results" / env_id()
     pages = {path.stem: path.read_text() for path in folder.glob("*.html")}
     assert set(pages) == {"11_fails", "13_works", "index"}
     assert "before" in pages["11_fails"]
@@ -118,7 +120,7 @@ def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_
     assert re.findall(r'(?:src|href)="(https?:)?//', pages["index"]) == []
     links = re.findall(r'href="([^"#:]+)"', pages["index"])
     assert sorted(set(links)) == ["11_fails.html", "13_works.html", "frames/"]  # pages that there are
-    assert lk.load_frame(folder / "frames" / "10_small.csv").scale.unique() == ["ci"]
+    assert load_frame(folder / "frames" / "10_small.csv").scale.unique() == ["ci"]
     assert json.loads((folder / "results" / "10_works.json").read_text())["sentences"] == ["It works.", "It is faster."]
 
 
@@ -175,10 +177,10 @@ def test_a_signal_ends_the_tour_and_its_kernel(lab, write_notebook, number, code
     assert psutil.wait_procs([kernel], timeout=30)[1] == []
     if number == signal.SIGINT:
         assert not [path for path in pid.parent.iterdir() if path.is_dir()], "the kernel could not clean up"
-        page = (lab / "results" / lk.env_id() / "index.html").read_text()
+        page = (lab / "results" / env_id() / "index.html").read_text()
         assert "the tour was interrupted while running 13_sleeps" in page
         assert "refresh" not in page
-        assert f"Open {lab / 'results' / lk.env_id() / 'index.html'} at any time" in out.replace("\n", "")
+        assert f"Open {lab / 'results' / env_id() / 'index.html'} at any time" in out.replace("\n", "")
 
 
 def test_a_kernel_that_was_ended_is_not_ended_again_at_exit(write_notebook, monkeypatch):
@@ -204,7 +206,7 @@ def test_a_kernel_that_dies_shows_what_it_said(write_notebook, capfd):
 
 
 def test_a_damaged_frame_is_named_before_a_notebook_runs(lab):
-    folder = lab / "results" / lk.env_id() / "frames"
+    folder = lab / "results" / env_id() / "frames"
     folder.mkdir(parents=True)
     (folder / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"x\.csv is not a frame of runs"):
@@ -224,7 +226,7 @@ def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(lab, monkeypatch, e
     monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
     with pytest.raises(type(error)):
         tour.run_tour(only="10")
-    page = (lab / "results" / lk.env_id() / "index.html").read_text()
+    page = (lab / "results" / env_id() / "index.html").read_text()
     assert told in page
     assert "refresh" not in page
 
@@ -234,7 +236,7 @@ def test_a_tour_that_is_cut_short_leaves_a_page_that_says_so(lab, monkeypatch, e
 def test_a_tour_that_cannot_begin_leaves_the_earlier_one(lab, monkeypatch, error, stores):
     monkeypatch.setattr(tour, "describe_run", lambda only: {"run": "now"})
     monkeypatch.setattr(tour, "make_photos", Mock(side_effect=error))
-    folder = lab / "results" / lk.env_id()
+    folder = lab / "results" / env_id()
     (folder / "frames").mkdir(parents=True)
     (folder / "index.html").write_text("an earlier tour")
     before = contents(lab)
@@ -264,7 +266,7 @@ class TestStoringATour:
         source = "import warnings\nfrom labkit import course\n"
         warning = 'warnings.warn("pil: unstable: spread 40%", course.InstabilityWarning)'
         write_notebook("13_unstable", f"{source}{warning}\ncourse.result('13_unstable', 'It varies.')")
-        results = quiet_clone / "results" / lk.env_id()
+        results = quiet_clone / "results" / env_id()
         (results / "frames").mkdir(parents=True)
         (results / "frames" / "old.csv").write_text("not a frame")
         assert tour.run_tour(store_outputs=True) == 0

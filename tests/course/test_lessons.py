@@ -11,7 +11,9 @@ import labkit as lk
 from labkit import course
 from labkit.course import ladder
 from labkit.measure.compare import count_images
+from labkit.measure.frames import load_frame
 from labkit.measure.recorder import guesses
+from labkit.util.machine import env_id
 from tests.paths import REPO
 
 STORED = REPO / "notebooks"
@@ -97,13 +99,13 @@ class TestLadder:
 
     def test_the_figure_says_which_machine_and_photos_it_shows(self, runs):
         title = " ".join(ladder.draw_figure(runs).axes[0].get_title("left").split())
-        assert title.endswith(f" (small photos, {lk.env_id()})")
+        assert title.endswith(f" (small photos, {env_id()})")
 
     def test_the_readme_shows_the_stored_figure_of_the_stored_frame(self):
         notebook = (STORED / f"{ladder.NOTEBOOK}.ipynb").read_text().replace("\\", "")
         assert f'experiment="{ladder.EXPERIMENT}"' in notebook
         images = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (REPO / "README.md").read_text())
         assert images == [f"notebooks/{ladder.FIGURE}"]
-        runs = lk.load_frame(STORED / ladder.FRAME)
+        runs = load_frame(STORED / ladder.FRAME)
         assert ladder.is_ladder(runs)
         assert runs["variant"].iloc[0] == ladder.NAIVE

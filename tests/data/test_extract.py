@@ -20,9 +20,8 @@ import pytest
 import tqdm.auto
 from typer.testing import CliRunner
 
-from labkit import extract_tars
 from labkit.app.cli import app
-from labkit.data.extract import WORK
+from labkit.data.extract import WORK, extract_tars
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
 from tests.children import in_children

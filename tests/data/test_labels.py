@@ -25,9 +25,9 @@ from torchvision.datasets import ImageFolder
 
 import labkit as lk
 from labkit import course
-from labkit.course import PixelError
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, chosen_keys, label_at, labels_at, labels_of
+from labkit.errors import PixelError
 from tests.memory_store import MemoryStore
 from tests.shards import PICTURE, picture, write
 from tests.tars import make_tar

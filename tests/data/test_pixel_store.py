@@ -28,10 +28,10 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from labkit import BatchLoader, FolderStore, PixelStore
-from labkit.course import PixelError, evict
+from labkit.course import evict
 from labkit.data import pixels
 from labkit.data.blobs import resident_fraction
-from labkit.errors import ItemErrors
+from labkit.errors import ItemErrors, PixelError
 from tests.children import in_children
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore

@@ -23,6 +23,7 @@ import pytest
 from PIL import Image
 
 import labkit as lk
+from labkit.data.extract import extract_tars
 from labkit.data.tar import SUFFIX
 from labkit.data.tar_stream import TarWarning, convert_tar
 from labkit.errors import ItemErrors, TarError
@@ -43,7 +44,7 @@ STREAMED = {
     "read_shards": lambda path: list(lk.read_shards(path)),
     "undecoded": lambda path: list(lk.read_shards(path).samples()),
     "counted": lambda path: list(lk.read_shards(path, samples_per_rank=N_SAMPLES)),
-    "extract_tars": lambda path: lk.extract_tars(path, path.parent / "out", progress=False),
+    "extract_tars": lambda path: extract_tars(path, path.parent / "out", progress=False),
 }
 READERS = {**INDEXED, **STREAMED}
 PACKERS = {"": bytes, ".gz": partial(gzip.compress, compresslevel=0), ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -362,7 +363,7 @@ def test_records_of_gnu_tar_are_no_reason_to_warn(tmp_path, path, blocking_facto
     subprocess.run(["tar", *options, "-C", folder, "-cf", path, "."], check=True)
     assert len(lk.TarStore(path).keys()) == 2
     assert [label for _, label in lk.read_shards(path)] == [0, 1]
-    [extracted] = lk.extract_tars(path, tmp_path / "out", progress=False)
+    [extracted] = extract_tars(path, tmp_path / "out", progress=False)
     assert sorted(os.listdir(extracted)) == sorted(os.listdir(folder))
 
 

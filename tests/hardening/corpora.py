@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 import labkit as lk
+from labkit.data.extract import extract_tars
 from tests.paths import contents
 
 IMAGES, TARS = (".jpg", ".jpeg", ".png", ".webp"), (".tar",)
@@ -125,7 +126,7 @@ def by_store(path: Path) -> dict[str, bytes]:
 
 def by_extraction(path: Path) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        [root] = lk.extract_tars(path, folder, progress=False)
+        [root] = extract_tars(path, folder, progress=False)
         return contents(root)
 
 

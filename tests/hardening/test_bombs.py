@@ -17,6 +17,7 @@ import labkit as lk
 from labkit.course.oracles import encode_png, png_chunk
 from labkit.data.decode import missing_decoders
 from labkit.data.depth import decode_picture
+from labkit.data.extract import extract_tars
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE, max_file_bytes
@@ -161,7 +162,7 @@ def test_pictures_are_jpeg_png_or_webp(tmp_path):
 # Tars.
 
 READERS = {
-    "extract": lambda path: lk.extract_tars(path, path.parent / "out", engine="threads", progress=False),
+    "extract": lambda path: extract_tars(path, path.parent / "out", engine="threads", progress=False),
     "samples": lambda path: list(lk.read_shards(path).samples()),
     "keys": lambda path: lk.TarStore(path).keys(),
 }

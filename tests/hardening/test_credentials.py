@@ -16,7 +16,7 @@ from labkit import course
 from labkit.app.doctor import findings
 from labkit.app.notebooks import Notebook, execute
 from labkit.errors import ItemErrors, VariantError
-from labkit.measure.frames import make_frame
+from labkit.measure.frames import load_frame, make_frame
 from labkit.util.redact import redact, strip_credentials
 from tests.hardening.inputs import image_bytes
 from tests.scripted_server import Handler, cut, serve_script
@@ -190,7 +190,7 @@ def test_frames_hold_addresses_without_credentials_and_all_else_as_it_is(guarded
     )  # fmt: skip
     told(frame.to_csv(), frame["variant"].tolist())
     [path] = recorded_frames.glob("*.csv")
-    assert f"{strip_credentials(url)}?..." in lk.load_frame(path)["storage"].tolist()
+    assert f"{strip_credentials(url)}?..." in load_frame(path)["storage"].tolist()
     frame = make_frame([{"variant": "a", "n_images": 3, "share": 0.5, "rung": False}], storage="s3://bucket/x")
     values = frame.loc[0, ["variant", "n_images", "share", "rung", "storage"]].tolist()
     assert values == ["a", 3, 0.5, False, "s3://bucket/x"]

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 import labkit as lk
 from labkit import course
 from labkit.app import cli
+from labkit.data.extract import extract_tars
 from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
-from labkit.measure.frames import save_frame
+from labkit.measure.frames import load_frame, save_frame
 from tests.hardening.fuzz.tables import lists
 from tests.hardening.inputs import files_of, image_bytes
 from tests.hardening.searches import fewer
@@ -107,7 +108,7 @@ def test_tars_are_extracted_and_read_under_the_same_names(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     tree = TREE | {"..\\evil/..\\evil.png": PNG}
     path = make_tar(tmp_path / "x.tar", tree, format=form)
-    [extracted] = lk.extract_tars(path, tmp_path / "out", engine="threads", progress=False)
+    [extracted] = extract_tars(path, tmp_path / "out", engine="threads", progress=False)
     assert contents(extracted) == tree
     assert set(os.listdir()) == {"out", "x.tar"}
     assert files_of(lk.TarStore(make_tar(tmp_path / "y.tar", TREE, format=form))) == TREE
@@ -183,7 +184,7 @@ def test_all_that_labkit_writes_lies_where_it_was_told_and_is_read_again(tmp_pat
     run("extract_tars", root / "out", plain)
     assert contents(root / "out" / stem) == tree
     frame = frame_of({"a": [1.0]}, baseline="a")
-    assert len(lk.load_frame(save_frame(frame, root / f"{stem}.csv"))) == 1
+    assert len(load_frame(save_frame(frame, root / f"{stem}.csv"))) == 1
     files = {f"{stem}.{suffix}" for suffix in ("pix", "csv", "tgz", "tar")}
     assert set(os.listdir(root)) - {f"{stem}.tar.labkit-index.npz"} == {*files, "photos", "sizes", "shards", "out"}
     assert not Path("owned").exists()
@@ -192,7 +193,7 @@ def test_all_that_labkit_writes_lies_where_it_was_told_and_is_read_again(tmp_pat
 def test_an_error_names_the_file_and_the_cause_in_one_line(tmp_path):
     (tmp_path / "a\nb.tar").write_bytes(b"no tar at all")
     with pytest.raises(ItemErrors) as caught:
-        lk.extract_tars(tmp_path / "a\nb.tar", tmp_path / "out", engine="threads", **QUIET)
+        extract_tars(tmp_path / "a\nb.tar", tmp_path / "out", engine="threads", **QUIET)
     [text] = caught.value.failures.values()
     assert "\n" not in text
     assert r"a\nb.tar" in text

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.data.extract import safe_path
+from labkit.data.extract import extract_tars, safe_path
 from labkit.data.shards_write import store_key
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import CannotDiagnose
@@ -26,7 +26,7 @@ from tests.tars import make_tar
 
 PNG = image_bytes((1, 1))
 PACKAGE = Path(lk.__file__).parent
-extract = partial(lk.extract_tars, engine="threads", progress=False)
+extract = partial(extract_tars, engine="threads", progress=False)
 
 
 def mode_of(path: Path) -> int:

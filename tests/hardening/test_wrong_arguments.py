@@ -14,6 +14,9 @@ import urllib3
 
 import labkit as lk
 from labkit import course
+from labkit.data.extract import extract_tars
+from labkit.loading.augment import Recipe
+from labkit.measure.frames import load_frame
 
 NO_PLACES = {
     "a number": 5, "nothing": None, "a list": ["photos"], "a flag": True, "a class": lk.FolderStore,
@@ -65,18 +68,17 @@ READERS = {
     "PixelStore.build": lambda value: lk.PixelStore.build(value, "built.pixels", progress=False),
     "write_shards": lambda value: lk.write_shards(value, "written", progress=False, num_workers=0),
     "read_shards": lambda value: first(lk.read_shards(value)),
-    "extract_tars": lambda value: lk.extract_tars(value, "extracted", progress=False),
+    "extract_tars": lambda value: extract_tars(value, "extracted", progress=False),
     "collect_sizes": lambda value: lk.collect_sizes(value, progress=False),
     "DepthPairs": lambda value: lk.DepthPairs(value, "pairs.txt"),
-    "loader_costs": lambda value: lk.loader_costs(value),
-    "plan, costs": lambda value: lk.plan(1000, costs=value, cores_per_node=8),
-    "load_frame": lambda value: lk.load_frame(value),
+    "plan": lambda value: lk.plan(value, cores_per_node=8, cpu_ms_per_image=2),
+    "load_frame": lambda value: load_frame(value),
     "make_loader": lambda value: first(lk.make_loader(value)),
 }
 WRITERS = {
     "PixelStore.build": lambda value: lk.PixelStore.build("photos", value, progress=False),
     "write_shards": lambda value: lk.write_shards(store(), value, progress=False, num_workers=0),
-    "extract_tars": lambda value: lk.extract_tars("photos.tar", value, progress=False),
+    "extract_tars": lambda value: extract_tars("photos.tar", value, progress=False),
     "make_photos": lambda value: lk.make_photos(value, 1, progress=False),
 }
 TAKE_FUNCTIONS = {
@@ -113,9 +115,8 @@ OTHERS = {
     "samples": (lambda value: lk.collate(value), [5, None, "a", {}]),
     "strings": (lambda value: lk.PackedStrings(value), [5, None, [1], b"ab"]),
     "encoded data": (lambda value: lk.decode(value), [5, None, "a.jpg", Path("a.jpg"), b"", b"text"]),
-    "images to mix": (lambda value: lk.mixup(value, torch.arange(2), num_classes=2), [5, None, "a"]),
     "a recipe": (lambda value: lk.make_augment(value), [5, None, "bright", {}]),
-    "a recipe's size": (lambda value: lk.Recipe(size=value), [0, "224", (224, 224)]),
+    "a recipe's size": (lambda value: Recipe(size=value), [0, "224", (224, 224)]),
     "a disk": (lambda value: course.SimulatedStore("photos", value), ["hdd", 5, None]),
     "files to evict": (lambda value: course.evict(value), ["photos", Path("photos"), b"photos"]),
     "a cache": (lambda value: lk.read_shards("shards", cache=value), ["folder", 5, Path("folder")]),
@@ -129,9 +130,9 @@ OTHERS = {
         lambda value: lk.compare({"a": lambda: [1]}, baseline="a", budget_s=value), ["10", (1,), -1, float("nan")]
     ),
 }  # fmt: skip
-# A list is a data set, a plan has costs of its own, and a store is not listed before its files are asked for.
+# A list is a data set, a plan takes a number, and a store is not listed before its files are asked for.
 SOUND = {
-    ("make_loader", "a list"), ("plan, costs", "nothing"), ("DepthPairs", "an empty folder"),
+    ("make_loader", "a list"), ("plan", "a number"), ("DepthPairs", "an empty folder"),
     ("DepthPairs", "a URL without a server"), ("extract_tars", "an empty folder"),
 }  # fmt: skip
 TABLE = [
@@ -230,7 +231,7 @@ def test_the_ends_of_the_range_are_seeds_everywhere(place, monkeypatch, tmp_path
     "call",
     [
         lambda **values: batch(dtype=torch.float32, **values),
-        lambda **values: lk.Recipe(**values),
+        lambda **values: Recipe(**values),
         lambda **values: first(lk.BatchLoader(lk.PixelStore("photos.pixels"), size=8, dtype=torch.float16, **values)),
     ],
     ids=["BatchLoader", "Recipe", "pixels"],

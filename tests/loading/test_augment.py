@@ -11,20 +11,21 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
-from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional
 
 import labkit as lk
 from labkit import course
 from labkit.loading.agreement import FIXED
+from labkit.loading.augment import RECIPES, Recipe
 from labkit.loading.seeding import RandomSources
 from tests.loaders import Numbers, count_repeats, loader_of
 
 LIBRARIES, PARTS = ("pil", "v2", "albumentations", "kornia"), ("all", "geometry", "photometry")
 P_VALUE = 1e-3
-STILL = lk.Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
+STILL = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
 every_library = pytest.mark.parametrize("library", LIBRARIES)
-every_recipe = pytest.mark.parametrize("recipe", lk.RECIPES)
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 # Mean and largest difference from v2, of 255. Measured on six photos: hue differs most among what does not resize
 # (mean 0.33, largest 7: 8-bit arithmetic in PIL and OpenCV), saturation has the largest mean (0.81: rounding).
@@ -61,7 +62,7 @@ def seeded(augment, seed=0):
     return augment
 
 
-def denormalised(result, recipe=lk.RECIPES["light"]):
+def denormalised(result, recipe=RECIPES["light"]):
     """Values of 0 to 255 again."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
     return (result * std + mean) * 255
@@ -140,7 +141,7 @@ def test_resizing_is_that_of_pil_alone(photos, size, library, mean):
 @every_recipe
 @pytest.mark.parametrize("part", PARTS)
 def test_outputs_have_the_shape_type_and_range_that_is_stated_also_after_pickling(library, recipe, part):
-    augment = lk.make_augment(replace(lk.RECIPES[recipe], size=32), library, part=part)
+    augment = lk.make_augment(replace(RECIPES[recipe], size=32), library, part=part)
     unpickled = pickle.loads(pickle.dumps(augment))
     result = applied(seeded(augment), gradient())
     assert torch.equal(result, applied(seeded(unpickled), gradient()))
@@ -161,7 +162,7 @@ def test_pil_takes_pil_images():
 
 @every_library
 def test_all_is_geometry_then_photometry(library):
-    recipe = replace(lk.RECIPES["heavy"], size=32)
+    recipe = replace(RECIPES["heavy"], size=32)
     if library == "albumentations":  # each of its pipelines draws once more for itself: only the geometry is free here
         recipe = replace(recipe, jitter=0, blur=0, gray=1, solarize=1)
     whole, first, then = (lk.make_augment(recipe, library, part=part) for part in PARTS)
@@ -193,7 +194,7 @@ def test_kornia_refuses_what_it_would_scale_wrongly(part, batch):
 @every_recipe
 @pytest.mark.parametrize(("library", "n_distinct"), [("v2", 1), ("kornia", 16)])
 def test_v2_draws_once_for_a_batch_and_kornia_for_each_image(recipe, library, n_distinct):
-    results = lk.make_augment(replace(lk.RECIPES[recipe], size=32), library)(gradient().expand(16, 3, 48, 40))
+    results = lk.make_augment(replace(RECIPES[recipe], size=32), library)(gradient().expand(16, 3, 48, 40))
     assert len({row.numpy().tobytes() for row in results}) == n_distinct
 
 
@@ -218,12 +219,13 @@ def test_the_guides_loop_never_makes_the_host_wait(cuda):
     colors = lk.make_augment("light", "kornia", part="photometry").to("cuda")
     pinned = [(gradient().expand(8, 3, 48, 40).contiguous().pin_memory(), torch.arange(8).pin_memory())] * 4
     batches = iter(lk.CUDAPrefetcher(pinned, "cuda"))
-    lk.cutmix(colors(next(batches)[0]), torch.arange(8, device="cuda"), num_classes=8)  # loads its kernels
+    cutmix = v2.CutMix(num_classes=8)
+    cutmix(colors(next(batches)[0]), torch.arange(8, device="cuda"))  # loads its kernels
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for images, labels in batches:
-            lk.cutmix(colors(images), labels, num_classes=8)
+            cutmix(colors(images), labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -266,18 +268,18 @@ def test_blur_solarize_and_normalize_are_kornias_own():
 
 def test_the_jitter_is_kornias_own_with_an_order():
     batch, ranges = gradient().expand(4, 3, 48, 40), {"brightness": (0.6, 1.4), "hue": (-0.1, 0.1)}
-    jitter = kornia.augmentation.ColorJitter(**lk.Recipe(**ranges).color_ranges(), p=1.0, order=(0, 1, 2, 3))
+    jitter = kornia.augmentation.ColorJitter(**Recipe(**ranges).color_ranges(), p=1.0, order=(0, 1, 2, 3))
     torch.manual_seed(3)
     expected = jitter(batch / 255)
     torch.manual_seed(3)
-    found = denormalised(lk.make_augment(lk.Recipe(**ranges), "kornia", part="photometry")(batch)) / 255
+    found = denormalised(lk.make_augment(Recipe(**ranges), "kornia", part="photometry")(batch)) / 255
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.exhaustive
 def test_kornia_compiled_draws_for_each_image_and_call():
     """Were a draw traced as a constant, a picture would come out alike. Compiling what was traced is torch's own."""
-    recipe = replace(lk.RECIPES["light"], size=16, contrast=(1, 1), saturation=(1, 1), hue=(0, 0))
+    recipe = replace(RECIPES["light"], size=16, contrast=(1, 1), saturation=(1, 1), hue=(0, 0))
     augment = torch.compile(lk.make_augment(recipe, "kornia"), backend="aot_eager")
     results = torch.cat([augment(gradient().expand(16, 3, 48, 40)) for _ in range(3)])
     assert results.shape == (48, 3, 16, 16)
@@ -321,7 +323,7 @@ def box_from_pixels(pixels):
 @pytest.mark.exhaustive
 @every_library
 def test_free_draws_of_the_geometry_follow_torchvisions_law_and_no_other(library):
-    found = drawn_crops(seeded(lk.make_augment(lk.Recipe(size=64), library, part="geometry")), 1000)
+    found = drawn_crops(seeded(lk.make_augment(Recipe(size=64), library, part="geometry")), 1000)
     law, wider = torchvisions_crops([0.08, 1.0], [3 / 4, 4 / 3]), torchvisions_crops([0.2, 1.0], [1 / 2, 2])
     for name in ("area", "aspect"):
         assert stats.ks_2samp(found[name], law[name]).pvalue > P_VALUE
@@ -367,8 +369,8 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_strength_of_the_jitter_is_uniform(library, name):
     still = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0)}
-    low, high = getattr(lk.Recipe(), name)
-    augment = seeded(lk.make_augment(lk.Recipe(**{**still, name: (low, high)}), library, part="photometry"))
+    low, high = getattr(Recipe(), name)
+    augment = seeded(lk.make_augment(Recipe(**{**still, name: (low, high)}), library, part="photometry"))
     picture = PICTURES[name].to(torch.uint8)
     results = denormalised(many(augment, picture, 500))
     if name == "hue":
@@ -386,9 +388,9 @@ def test_the_strength_of_the_jitter_is_uniform(library, name):
 @every_library
 @pytest.mark.parametrize("name", ["jitter", "gray", "blur", "solarize"])
 def test_the_heavy_recipe_does_each_thing_as_often_as_it_says(library, name):
-    rates = {"jitter": 0, "gray": 0, "blur": 0, "solarize": 0, name: getattr(lk.RECIPES["heavy"], name)}
+    rates = {"jitter": 0, "gray": 0, "blur": 0, "solarize": 0, name: getattr(RECIPES["heavy"], name)}
     visible = {"brightness": (0.7, 0.8), "blur_sigma": (1, 2)}  # at their full ranges, some draws change nothing
-    augment = seeded(lk.make_augment(replace(lk.RECIPES["heavy"], **rates, **visible), library, part="photometry"))
+    augment = seeded(lk.make_augment(replace(RECIPES["heavy"], **rates, **visible), library, part="photometry"))
     changed = (denormalised(many(augment, gradient(), 400)) - gradient()).abs().amax((1, 2, 3)) > 1
     assert stats.binomtest(int(changed.sum()), len(changed), rates[name]).pvalue > P_VALUE
     assert stats.binomtest(int(changed.sum()), len(changed), rates[name] + 0.13).pvalue < P_VALUE
@@ -396,7 +398,7 @@ def test_the_heavy_recipe_does_each_thing_as_often_as_it_says(library, name):
 
 def two_epochs(seed):
     """One picture again and again: through three libraries by sample, through Kornia by batch."""
-    *by_sample, by_batch = (lk.make_augment(replace(lk.RECIPES["heavy"], size=32), library) for library in LIBRARIES)
+    *by_sample, by_batch = (lk.make_augment(replace(RECIPES["heavy"], size=32), library) for library in LIBRARIES)
     dataset = Numbers(8)
     dataset.transform = lambda _: torch.cat([augment(gradient()) for augment in by_sample])
     loaders = loader_of(dataset, seed=seed), loader_of([gradient()] * 8, seed=seed, batch_transform=by_batch)

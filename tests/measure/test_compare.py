@@ -24,6 +24,7 @@ from labkit.measure.recorder import set_recorder
 from labkit.measure.statistics import quiet_summary, side_of_one, speedup_interval
 from labkit.measure.steady import page_cache_state
 from labkit.measure.usage import PeakMemory
+from labkit.util.machine import env_id
 from tests.loaders import Numbers, eventually, loader_of, new_threads
 from tests.timing import Clock
 
@@ -131,7 +132,7 @@ class TestTheFrame:
         runs = lk.compare(variants, baseline="a", experiment="e", factors={"storage": by_variant, "flavour": "x"})
         assert list(runs)[: len(COLUMNS)] == list(COLUMNS)
         own = ["experiment", "flavour", "batch_size", "num_workers", "env_id"]
-        assert runs[own].drop_duplicates().to_numpy().tolist() == [["e", "x", 4, 0, lk.env_id()]]
+        assert runs[own].drop_duplicates().to_numpy().tolist() == [["e", "x", 4, 0, env_id()]]
         assert runs[runs.variant == "a"].storage.isna().all()
         assert set(runs[runs.variant == "b"].storage) == {"simulated hard disk"}
 

@@ -10,8 +10,9 @@ from IPython.core.magics.execution import TimeitResult
 from torch.utils.benchmark import Timer
 
 import labkit as lk
-from labkit.measure.frames import COLUMNS, make_frame, save_frame
+from labkit.measure.frames import COLUMNS, load_frame, make_frame, save_frame
 from labkit.measure.statistics import quiet_summary
+from labkit.util.machine import env_id
 
 
 def test_a_frame_says_where_it_comes_from_and_what_a_row_says_itself_stays():
@@ -22,7 +23,7 @@ def test_a_frame_says_where_it_comes_from_and_what_a_row_says_itself_stays():
     assert (frame.seed.tolist(), frame.rung.tolist()) == ([3, 3], [False, False])
     bare = make_frame([{"variant": "https://me:secret@host/a.tar?sig=abc"}]).iloc[0]
     assert bare.variant == "https://host/a.tar?..."
-    assert (bare.env_id, bare.scale, bool(bare.rung)) == (lk.env_id(), lk.scale().name, True)
+    assert (bare.env_id, bare.scale, bool(bare.rung)) == (env_id(), lk.scale().name, True)
     assert bare.device == ("cuda" if torch.cuda.is_available() else "cpu")
     assert np.isnan(bare.order)
 
@@ -52,14 +53,14 @@ def test_a_frame_survives_the_disk(frame_of, tmp_path, labels):
     frame = frame_of({label: [1.0, 2.0] for label in labels}, labels[0], storage="").assign(peak_mem_mb=np.nan)
     path = save_frame(frame, tmp_path / "deep" / "frame.csv")
     assert list((tmp_path / "deep").iterdir()) == [path]
-    again = lk.load_frame(path)
+    again = load_frame(path)
     assert list(again) == list(frame)
     assert list(again["variant"]) == list(frame["variant"])
     assert set(again["baseline"]) == {labels[0]}
     assert again["peak_mem_mb"].isna().all()
     pd.testing.assert_frame_equal(quiet_summary(again), quiet_summary(frame))
     bare = frame_of({"a": [1.5]}, "a", seed=None).assign(**dict.fromkeys(TEXT, ""))  # text that is missing
-    [row] = lk.load_frame(str(save_frame(bare, path))).to_dict("records")
+    [row] = load_frame(str(save_frame(bare, path))).to_dict("records")
     assert [row[name] for name in TEXT] == [""] * len(TEXT)
     assert row["images_per_s"] == 1.5
     assert np.isnan(row["seed"])
@@ -68,7 +69,7 @@ def test_a_frame_survives_the_disk(frame_of, tmp_path, labels):
 @pytest.mark.parametrize("missing", [["seed", "order"], ["storage"], ["n_looks", "has_verdict"], ["cpu_s"]])
 def test_a_file_that_is_older_than_a_column_can_be_read_and_summarized(frame_of, tmp_path, missing):
     frame = frame_of({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.3, 2.4]}, "a", storage="")
-    again = lk.load_frame(save_frame(frame.drop(columns=missing), tmp_path / "frame.csv"))
+    again = load_frame(save_frame(frame.drop(columns=missing), tmp_path / "frame.csv"))
     assert list(again) == list(frame)
     assert again[missing].isin([""]).all().all() if missing == ["storage"] else again[missing].isna().all().all()
     columns = ["n_runs", "images_per_s", "peak_mem_mb"]
@@ -80,7 +81,7 @@ def test_a_file_that_is_older_than_a_column_can_be_read_and_summarized(frame_of,
 def test_a_file_without_what_makes_it_a_frame_is_refused(frame_of, tmp_path, column):
     path = save_frame(frame_of({"a": [1.0]}, "a").drop(columns=column), tmp_path / "frame.csv")
     with pytest.raises(ValueError, match=rf"frame\.csv is not a frame of runs: it lacks {column}$"):
-        lk.load_frame(path)
+        load_frame(path)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\xff"])
@@ -88,7 +89,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     path = tmp_path / "not.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"not\.csv is not a frame of runs"):
-        lk.load_frame(path)
+        load_frame(path)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,8 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
 def test_what_cannot_have_been_measured_is_refused(frame_of, tmp_path, column, value, message):
     frame = frame_of({"a": [0.5, 2.0], "b": [3.0, 4.0]}, "a").astype(str)
     path = save_frame(frame, tmp_path / "a.csv")
-    assert len(lk.load_frame(path)) == 4
+    assert len(load_frame(path)) == 4
     frame.loc[1, column] = value
     path.write_text(frame.to_csv(index=False).replace(f'"{value}"', value))
     with pytest.raises(ValueError, match=f"a.csv is not a frame of runs: .*{message}"):
-        lk.load_frame(path)
+        load_frame(path)

@@ -338,9 +338,6 @@ EVERY = {
     "plot_images": lambda frame_of, ratio: lk.plot_images(
         torch.zeros(8, 3, 8, 8), ["image by image"] * 8, message=f"{ratio} of 8 were erased"
     ),
-    "plot_plan": lambda frame_of, ratio: course.plot_plan(
-        lk.plan(gpu="h100", n_gpus=8, cpu_ms_per_image=ratio, storage="nvme")
-    ),
 }
 
 

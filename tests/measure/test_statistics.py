@@ -12,6 +12,7 @@ import labkit as lk
 from labkit import course
 from labkit.measure import statistics
 from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, side_of_one, speedup_interval
+from labkit.util.machine import env_id
 
 LOGS = np.array([0.1, 0.4, 0.2, 0.35, 0.15])
 LONG = np.random.default_rng(0).standard_t(3, 23) / 10
@@ -142,7 +143,7 @@ class TestSummaries:
 
     def test_of_two_machines_or_without_a_baseline_are_refused(self, frame_of):
         frame = frame_of({"a": [10, 11], "b": [20, 21]}, "a")
-        with pytest.raises(ValueError, match=f"different machines.*{lk.env_id()}, elsewhere"):
+        with pytest.raises(ValueError, match=f"different machines.*{env_id()}, elsewhere"):
             lk.summarize(pd.concat([frame, frame.assign(env_id="elsewhere")]))
         with pytest.raises(ValueError, match="baseline 'c' is not in the frame: a, b"):
             lk.summarize(frame, "c")

@@ -23,6 +23,7 @@ import labkit as lk
 from labkit import course
 from labkit.app import doctor
 from labkit.util import machine
+from labkit.util.machine import env_id
 from labkit.util.process import Lazy, PerProcess, preserve_rng_state
 from tests.children import end_of_fork, in_children
 
@@ -178,15 +179,15 @@ def test_a_processor_is_named_by_proc_or_python(monkeypatch, cpuinfo, processor,
 def test_the_name_of_an_environment_begins_with_the_machine(monkeypatch, cpu, gpu, start):
     facts = {**machine.environment(), "cpu": cpu, "gpu": gpu, "usable_cores": 7}
     monkeypatch.setattr(machine, "environment", lambda: facts)
-    found = lk.env_id()
+    found = env_id()
     assert found.startswith(start)
     assert len(found) == len(start) + 6
     for fact in ("cpu", "torch", "gpu", "memory_gib", "python", "kornia", "usable_cores"):
         monkeypatch.setattr(machine, "environment", lambda fact=fact: {**facts, fact: "99.1"})
-        assert lk.env_id()[-6:] != found[-6:]
+        assert env_id()[-6:] != found[-6:]
     patch_release = facts["torch"].rpartition(".")[0] + ".99"
     monkeypatch.setattr(machine, "environment", lambda: {**facts, "torch": patch_release})
-    assert lk.env_id() == found
+    assert env_id() == found
 
 
 # Each pass frees 36 MB at the end of the heap, in blocks of 12 MB: more than twice the largest block freed before.

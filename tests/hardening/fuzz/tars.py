@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import labkit as lk
 from labkit import TarStore
-from labkit.data.extract import WORK
+from labkit.data.extract import WORK, extract_tars
 from labkit.data.tar import SUFFIX
 from labkit.errors import ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE
@@ -131,7 +131,7 @@ def tar_extract(data: bytes) -> None:
     archive.write_bytes(_PACK[options & 6](tar))
     with may_refuse(OSError, names=root):  # too little room
         try:
-            lk.extract_tars(archive, root, engine="threads", num_workers=0, progress=False)
+            extract_tars(archive, root, engine="threads", num_workers=0, progress=False)
         except ItemErrors as errors:
             [(key, text)] = errors.failures.items()
             kinds = ("UnsafeTarError", "TarError", "ValueError", "OSError", "FileExistsError")
