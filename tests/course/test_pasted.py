@@ -9,10 +9,12 @@ import os
 import pickle
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import tracemalloc
 from functools import cache
 from pathlib import Path
@@ -21,7 +23,10 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 
+from labkit.course.oracles import oracle_files
+from labkit.util.pictures import encode_image
 from tests.paths import REPO
 from tests.tars import listed, make_tar, member
 
@@ -80,6 +85,227 @@ def odd_names(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def photos(first_photos, tmp_path_factory) -> Path:
+    """A folder with `photos`, of photographs in folders of their classes, and `train`, of all kinds of odd files."""
+    folder = tmp_path_factory.mktemp("album")
+    (folder / "photos").symlink_to(first_photos(8))
+    (folder / "train" / "class").mkdir(parents=True)
+    for name, data in oracle_files().items():
+        (folder / "train" / "class" / f"é {name}").write_bytes(data)
+    return folder
+
+
+def upright(path: Path) -> np.ndarray:
+    """The pixels of a file as Pillow sees them, upright and RGB."""
+    with Image.open(path) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+# Pillow clips 16 bits, and only Pillow knows of an orientation in text.
+IN_PILLOW_ALONE = ("16-bit", "as text")
+
+
+def odd_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted((folder / "train" / "class").iterdir())
+        if not any(map(path.name.count, IN_PILLOW_ALONE))
+    ]
+
+
+class Clock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
+
+    def loader(self, first_s: float, batch_s: float, n_batches: int):
+        """Batches of 8 images, of which the first 20 take `first_s` and all others `batch_s`."""
+        for number in range(n_batches):
+            self.now_s += first_s if number < 20 else batch_s
+            yield torch.zeros(8, 1), torch.zeros(8)
+
+
+class Loader:
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return self.make()
+
+
+class TestStopwatches:
+    """00 and 01: what they report is what the clock says."""
+
+    def test_the_rate_leaves_out_the_start(self, monkeypatch, capsys):
+        clock = Clock(monkeypatch)
+        old, new = (
+            Loader(lambda first_s=first_s, s=s: clock.loader(first_s, s, 120)) for first_s, s in ((9, 1), (77, 0.25))
+        )
+        names = pasted("00_measure", old=old, new=new)
+        assert capsys.readouterr().out == f"{[4.0] * 7}\n"
+        assert names["rate"](new) == 32
+
+    @pytest.mark.parametrize("n_batches", [0, 19, 119])
+    def test_a_short_epoch_gives_no_rate(self, monkeypatch, n_batches):
+        clock = Clock(monkeypatch)
+        short = Loader(lambda: clock.loader(1, 1, n_batches))
+        with pytest.raises((StopIteration, RuntimeError)):
+            pasted("00_measure", old=short, new=short)
+
+    def test_each_stage_sums_its_seconds(self, monkeypatch):
+        clock, n_threads = Clock(monkeypatch), torch.get_num_threads()
+        try:
+            names = pasted("01_naive_pil")
+            assert torch.get_num_threads() == 1
+        finally:
+            torch.set_num_threads(n_threads)
+        for stage, s in [("decode", 2), ("crop", 1), ("decode", 3)]:
+            with names["watch"](stage):
+                clock.now_s += s
+        assert names["seconds"] == {"decode": 5, "crop": 1}
+
+
+class TestDecoding:
+    """02, 04, 10, 11 and 13: odd files, too, upright and in RGB."""
+
+    def test_an_image_folder_gives_upright_rgb(self, photos, monkeypatch):
+        monkeypatch.chdir(photos)
+        dataset = pasted("02_read_image", transform=None)["dataset"]
+        found = {Path(path): image for (path, _), (image, _) in zip(dataset.samples, dataset, strict=True)}
+        for path in odd_files(photos):
+            image = found[path.relative_to(photos)]
+            assert image.dtype == torch.uint8
+            assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - upright(path)).mean() < 1, path.name
+
+    def test_the_crop_is_resized_as_bytes_and_floats_come_last(self, photos):
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        for path in odd_files(photos):
+            image = pasted("04_tensor_transforms", path=str(path))["image"]
+            assert (image.dtype, image.shape) == (torch.float32, (3, 224, 224)), path.name
+            as_bytes = (image * std + mean) * 255
+            torch.testing.assert_close(as_bytes, as_bytes.round(), atol=1e-3, rtol=0)
+            assert 0 <= as_bytes.round().min() <= as_bytes.round().max() <= 255
+
+    def test_sizes_are_those_of_the_upright_photo(self, photos, monkeypatch, tmp_path):
+        (tmp_path / "photos").symlink_to(photos / "train")
+        monkeypatch.chdir(tmp_path)
+        sizes = pasted("10_image_sizes")["sizes"]
+        expected = {p: upright(p).shape[1::-1] for p in odd_files(photos) if p.suffix != ".webp"}
+        for path, size in expected.items():
+            assert sizes[Path("photos", "class", path.name)] == size, path.name
+
+    def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
+        prepare = pasted("11_resize_once")["prepare"]
+        for path in odd_files(photos):
+            prepare(path, tmp_path / path.name, short_side=32)  # whatever the suffix of its name
+            with Image.open(tmp_path / path.name) as small:
+                assert (small.format, small.mode, min(small.size)) == ("JPEG", "RGB", 32)
+                assert ImageOps.exif_transpose(small).size == small.size
+                pixels = np.asarray(small).astype(int)
+            with Image.fromarray(upright(path)) as whole:
+                expected = np.asarray(whole.resize(pixels.shape[1::-1], Image.Resampling.BOX))
+            assert np.abs(pixels - expected).mean() < 8, path.name
+
+    @pytest.mark.parametrize("name", ["gray 16-bit.png", "nothing.jpeg"])
+    def test_what_cannot_be_prepared_leaves_no_file(self, photos, tmp_path, name):
+        (tmp_path / "nothing.jpeg").write_bytes(b"")
+        source = tmp_path / name if name == "nothing.jpeg" else photos / "train" / "class" / f"é {name}"
+        with pytest.raises((AssertionError, OSError)):
+            pasted("11_resize_once")["prepare"](source, tmp_path / "small.jpg")
+        assert not (tmp_path / "small.jpg").exists()
+
+    def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
+        (tmp_path / "photos").symlink_to(photos / "train")
+        monkeypatch.chdir(tmp_path)
+        decode = pasted("13_peers")["decode"]
+        for path in odd_files(photos):
+            image = decode(str(path)).permute(1, 2, 0).numpy()
+            assert np.abs(image.astype(int) - upright(path)).mean() < 1, path.name
+
+    @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
+    def test_restart_markers_change_no_pixel(self, photos, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(next((photos / "photos").rglob("*.jpg")), "photo.jpg")
+        pasted("11c_crop_by_bytes")
+        assert np.array_equal(upright("tiled.jpg"), upright("photo.jpg"))
+        data = Path("tiled.jpg").read_bytes()
+        assert all(bytes([0xFF, 0xD0 + number]) in data for number in range(8))
+
+
+class TestWorkersDraws:
+    """05: no two results are the same, whatever starts the workers."""
+
+    BEFORE = """
+import json, albumentations as A
+class Photos:
+    def __init__(self):
+        self.compose = A.Compose([A.RandomBrightnessContrast(p=1)])
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return self.compose(image=np.full((1, 1, 3), 100, np.float32))["image"]
+dataset = Photos()
+"""
+    AFTER = """
+if __name__ == "__main__":
+    print(json.dumps([image.tobytes().hex() for _ in range(2) for batch in loader for image in batch.numpy()]))
+"""
+
+    @pytest.mark.parametrize("kept", [True, False], ids=["kept", "new"])
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept):
+        block = replaced(
+            do_this("05_albumentations"),
+            ("batch_size=64", "batch_size=4"),
+            ("num_workers=8", f"num_workers=2, persistent_workers={kept}"),
+        )
+        environment = {"NO_ALBUMENTATIONS_UPDATE": "1"}
+        block = block.replace("loader = ", "if __name__ == '__main__': loader = ")
+        seen = run_script(
+            tmp_path, self.BEFORE.replace("np.", "numpy.").replace("import json", "import json, numpy"), block, self.AFTER,
+            start_method=start_method, environment=environment,
+        )  # fmt: skip
+        assert len(seen) == len(set(seen)) == 64
+
+
+class TestShardOrder:
+    """08b: every sample once in each epoch, and shards in a new order."""
+
+    BEFORE = """
+import json, pathlib
+urls = sorted(map(str, pathlib.Path("shards").iterdir()))
+def transform(image):
+    return image[:, :1, :1]
+"""
+    AFTER = """
+if __name__ == "__main__":
+    print(json.dumps([[number for _, numbers in loader for number in numbers.tolist()] for _ in range(2)]))
+"""
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_shards_come_in_a_new_order(self, tmp_path, num_workers, start_method):
+        (tmp_path / "shards").mkdir()
+        photo = encode_image(Image.new("RGB", (8, 8)), "JPEG")
+        for shard in range(12):
+            own = {
+                f"{n}.{kind}": data
+                for n in range(shard * 3, shard * 3 + 3)
+                for kind, data in (("jpg", photo), ("cls", b"%d" % n))
+            }
+            make_tar(tmp_path / "shards" / f"é {shard:02}.tar", own)
+        block = do_this("08b_shard_order").replace("shuffle(5000)", "shuffle(1)")  # so that shards stay together
+        block = replaced(block, ("num_workers=8", f"num_workers={num_workers}"))
+        epochs = run_script(tmp_path, self.BEFORE, block, self.AFTER, start_method=start_method)
+        assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 2
+        orders = [list(dict.fromkeys(number // 3 for number in epoch)) for epoch in epochs]
+        assert orders[0] != orders[1]
+        assert list(range(12)) not in orders
+
+
 class TestSeeds:
     """03b: the same draws for any number of workers, others in each epoch, and the training keeps its generators."""
 
@@ -135,8 +361,11 @@ if __name__ == "__main__":
 
     def test_the_training_keeps_its_generators(self, in_one_process):
         python, numpy, of_torch = random.Random(1), np.random.RandomState(2), torch.Generator().manual_seed(3)
-        one = lambda: [python.random(), numpy.rand(), torch.rand((), dtype=torch.float64, generator=of_torch).item()]
-        assert in_one_process["own"] == [one() for _ in in_one_process["own"]]
+        expected = [
+            [python.random(), numpy.rand(), torch.rand((), dtype=torch.float64, generator=of_torch).item()]
+            for _ in in_one_process["own"]
+        ]
+        assert in_one_process["own"] == expected
 
     def test_an_epoch_that_the_training_leaves_early_changes_nothing_in_the_next(self, in_one_process, odd_names):
         leave = "for batch in [next(iter(loader))] if epoch == 0 else loader: step(epoch, batch)"
@@ -147,19 +376,21 @@ class TestIndexedTar:
     """09: every file of a tar by its name, and no other bytes."""
 
     STEM = "09_marigold_storage"
-    MEMBERS = [
+    MEMBERS = (
         *listed("plain:one folder/ twice:old link>plain hard=plain empty: twice:new gone:stays gone>plain"),
-        member("é/写真.png", b"not ASCII"), member("long/" * 80 + "name.png", b"long"), member("big", bytes(range(256)) * 99),
-    ]  # fmt: skip
+        member("é/写真.png", b"not ASCII"),
+        member("long/" * 80 + "name.png", b"long"),
+        member("big", bytes(range(256)) * 99),
+    )
 
     @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
     def test_it_reads_what_tarfile_reads_and_knows_no_links(self, tmp_path, format):
         path = make_tar(tmp_path / "a.tar", self.MEMBERS, format=format)
-        files, found = pasted(self.STEM)["IndexedTar"](path), {}
-        with tarfile.open(path) as tar:
-            found = {info.name: tar.extractfile(info).read() for info in tar if info.isreg()}
-            assert set(files.index) == {name for name in found if tar.getmember(name).isreg()}
-        assert {name: files.read(name) for name in files.index} == {n: found[n] for n in files.index}
+        files = pasted(self.STEM)["IndexedTar"](path)
+        with tarfile.open(path) as tar:  # `getmember` finds the last of a name
+            last = [tar.getmember(name) for name in tar.getnames()]
+            expected = {info.name: tar.extractfile(info).read() for info in last if info.isreg()}
+        assert {name: files.read(name) for name in files.index} == expected
         assert files.read("twice") == b"new"
         for name in ("link", "hard", "folder", "gone"):
             with pytest.raises(KeyError):
@@ -295,3 +526,22 @@ if __name__ == "__main__":
         epochs, pickled = run_script(tmp_path, do_this(self.STEM), self.AFTER, start_method=start_method)
         assert epochs == [[[number, int(photo.sum())] for number, photo in enumerate(self.photos())]] * 4
         assert pickled < 1000  # bytes, however large the pixels are
+
+
+CORES = """
+if __name__ == "__main__":
+    import json, labkit as lk
+    print(json.dumps([loader.num_workers, lk.make_loader(list(range(4))).num_workers]))
+"""
+
+
+@pytest.mark.parametrize(("n_allowed", "n_ranks"), [(1, None), (2, None), (2, "2"), (2, "4")])
+@pytest.mark.parametrize("stem", ["03_persistent_workers", "13_peers"])
+def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allowed, n_ranks, photos):
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < n_allowed:
+        pytest.skip(f"needs {n_allowed} cores")
+    environment = {"LOCAL_WORLD_SIZE": n_ranks} if n_ranks else {}
+    bound = f"import os\nos.sched_setaffinity(0, {sorted(allowed)[:n_allowed]})\ndataset = range(4)"
+    given, default = run_script(photos, bound, do_this(stem), CORES, environment=environment)
+    assert given == default == max(1, n_allowed // int(n_ranks or 1))
