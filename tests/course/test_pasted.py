@@ -6,7 +6,6 @@ The block of the stored notebook's first cell stands in a script between what it
 
 import json
 import os
-import pickle
 import random
 import re
 import shutil
@@ -511,7 +510,7 @@ class TestRawPixels:
     """11b: pixels of one photo at a time go to disk, and whatever process opens them finds each again."""
 
     STEM = "11b_raw_pixels"
-    SHAPES = ((3, 5, 3), (1, 1, 3), (7, 2, 3), (4, 4, 3))
+    SHAPES = ((3, 5, 3), (1, 1, 3), (100, 200, 3), (4, 4, 3))
 
     def photos(self):
         return [
@@ -526,7 +525,6 @@ class TestRawPixels:
         assert all(np.array_equal(found[number], photo) for number, photo in enumerate(turned))
         assert np.shares_memory(found[2], found.memory)
         assert len(list(found)) == len(turned)
-        assert len(pickle.dumps(names["Pixels"].__reduce__(found)[1])) < 1000
 
     def test_one_photo_is_in_memory_at_a_time(self, tmp_path):
         pack, mb = pasted(self.STEM)["pack"], 2**20
@@ -546,6 +544,7 @@ class TestRawPixels:
 
         with pytest.raises(KeyboardInterrupt):
             names["pack"](interrupted(), str(tmp_path / "pixels"))
+        assert not (tmp_path / "pixels").exists()
         with pytest.raises(FileNotFoundError):
             names["Pixels"](str(tmp_path / "pixels"))
         with pytest.raises(FileExistsError):
@@ -556,7 +555,7 @@ class TestRawPixels:
             pasted(self.STEM)["pack"]([np.zeros((2, 2, 3))], str(tmp_path / "pixels"))
 
     AFTER = """
-import json, torch
+import json, pickle, torch
 class Photos:
     def __init__(self):
         self.photos = Pixels("pixels")
@@ -570,7 +569,7 @@ if __name__ == "__main__":
     for num_workers in (0, 2):
         loader = torch.utils.data.DataLoader(photos, 2, shuffle=True, num_workers=num_workers)
         epochs += [sorted(zip(*(torch.cat(part).tolist() for part in zip(*loader)))) for epoch in range(2)]
-    print(json.dumps([epochs, len(__import__("pickle").dumps(photos))]))
+    print(json.dumps([epochs, len(pickle.dumps(photos))]))
 """
 
     @pytest.mark.parametrize("start_method", START_METHODS)
