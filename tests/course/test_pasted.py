@@ -587,8 +587,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("n_allowed", "n_ranks"), [(1, None), (2, None), (2, "2"), (2, "4")])
-@pytest.mark.parametrize("stem", ["03_persistent_workers", "13_peers"])
+@pytest.mark.parametrize(
+    ("stem", "n_allowed", "n_ranks"),
+    [
+        ("03_persistent_workers", 2, None),
+        ("03_persistent_workers", 2, "2"),
+        ("13_peers", 1, None),
+        ("13_peers", 2, "4"),
+    ],
+)
 def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allowed, n_ranks, photos):
     allowed = os.sched_getaffinity(0)
     if len(allowed) < n_allowed:
