@@ -1,0 +1,633 @@
+"""What readers paste: the code under "Do this" of each notebook runs as it stands, and does what its sentence says.
+
+The block of the stored notebook's first cell stands in a script between what its sentence takes for granted, such as
+`names` and `load`, and a reader's use of it. Only numbers such as those of epochs are replaced.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tracemalloc
+from functools import cache, partial
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from labkit import course
+from labkit.course.oracles import oracle_files
+from labkit.util.pictures import encode_image
+from tests.paths import REPO
+from tests.tars import listed, make_tar, member
+
+NOTEBOOKS = REPO / "notebooks"
+PROMISES = {  # by notebook: what is checked of its code
+    "00_measure": "the rate of a stretch of batches, without the start",
+    "01_naive_pil": "the seconds of each stage",
+    "02_read_image": "upright RGB of every kind of file",
+    "03_persistent_workers": "one worker for each core of a rank",
+    "03b_seeds_and_memory": "the same draws for any number of workers, others in each epoch; generators left alone",
+    "04_tensor_transforms": "floats of bytes that were cropped and resized",
+    "05_albumentations": "no draw comes twice",
+    "06_kornia_gpu": "draws for each image, and no wait for the GPU",
+    "08b_shard_order": "each sample once in an epoch, shards in a new order",
+    "09_marigold_storage": "a file's bytes by its name, and never others",
+    "10_image_sizes": "sizes of upright photos",
+    "11_resize_once": "small upright JPEGs, whole or none",
+    "11b_raw_pixels": "each photo's pixels, packed one by one, whole or none, in any process",
+    "11c_crop_by_bytes": "restart markers, and the same pixels",
+    "12_find_the_stall": "the share of time that the loop waits",
+    "13_peers": "upright RGB, and one worker for each core of a rank",
+    "14_claims": "the ratios of seconds, and their range",
+}
+NOT_YET = {"07_cuda_prefetch", "08_shard_formats", "15_at_scale"}
+START_METHODS = ("fork", "forkserver", "spawn")
+NAMES = ["é.jpg", "写真 1.jpg", " b.jpg", "c.jpg ", os.fsdecode(b"\xff\xfe.jpg"), "-d.jpg", "e'\".jpg", "long" * 50]
+
+# The first lines of each script: how its workers start.
+STARTING = """
+if __name__ == "__main__":
+    import multiprocessing, sys
+    multiprocessing.set_start_method(sys.argv[1])
+"""
+
+
+@cache
+def do_this(stem: str) -> str:
+    """The code that a notebook tells its readers to paste."""
+    assert stem in PROMISES
+    told = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4).cells[0].source
+    told = told.partition("**Do this.**")[2].partition("**Not if.**")[0]
+    return re.search(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[1]
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert text.count(old) == 1, f"{text.count(old)} times in the block: {old}"
+        text = text.replace(old, new)
+    return text
+
+
+def pasted(stem: str, **given) -> dict:
+    """The names that the block defines, run here."""
+    names = dict(given)
+    exec(compile(do_this(stem), stem, "exec"), names)  # noqa: S102
+    return names
+
+
+def run_script(folder: Path, *parts: str, start_method: str = "fork", environment: dict[str, str] | None = None):
+    """What a script of these parts prints in its last line, as JSON; it runs in `folder`."""
+    (folder / "train.py").write_text("\n".join([STARTING, *parts]))
+    with tempfile.TemporaryDirectory() as sockets:  # workers leave theirs behind
+        given = {**os.environ, "TMPDIR": sockets, **(environment or {})}
+        command = [sys.executable, "-X", "utf8", "train.py", start_method]
+        done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def odd_names(tmp_path_factory) -> Path:
+    """A folder with `photos`, files whose names are not ASCII, each of which holds its number."""
+    folder = tmp_path_factory.mktemp("named")
+    (folder / "photos").mkdir()
+    for number, name in enumerate(NAMES):
+        (folder / "photos" / name).write_text(str(number))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(first_photos, tmp_path_factory) -> Path:
+    """A folder with `photos`, of photographs in folders of their classes, and `train`, of all kinds of odd files."""
+    folder = tmp_path_factory.mktemp("album")
+    (folder / "photos").symlink_to(first_photos(8))
+    (folder / "train" / "class").mkdir(parents=True)
+    for name, data in oracle_files().items():
+        (folder / "train" / "class" / f"é {name}").write_bytes(data)
+    return folder
+
+
+def upright(path: Path) -> np.ndarray:
+    """The pixels of a file as Pillow sees them, upright and RGB."""
+    with Image.open(path) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+# Pillow clips 16 bits, and only Pillow knows of an orientation in text.
+IN_PILLOW_ALONE = ("16-bit", "as text")
+
+
+def odd_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted((folder / "train" / "class").iterdir())
+        if not any(map(path.name.count, IN_PILLOW_ALONE))
+    ]
+
+
+def test_the_code_of_every_notebook_is_checked_or_named():
+    assert PROMISES.keys() | NOT_YET == {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+    assert not PROMISES.keys() & NOT_YET
+
+
+class Clock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
+
+    def loader(self, first_s: float, batch_s: float, n_batches: int):
+        """Batches of 8 images, of which the first 20 take `first_s` and all others `batch_s`."""
+        for number in range(n_batches):
+            self.now_s += first_s if number < 20 else batch_s
+            yield torch.zeros(8, 1), torch.zeros(8)
+
+
+class Loader:
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return self.make()
+
+
+class TestStopwatches:
+    """00, 01, 12 and 14: what they report is what the clock says."""
+
+    def test_the_rate_leaves_out_the_start(self, monkeypatch, capsys):
+        clock = Clock(monkeypatch)
+        old, new = (
+            Loader(lambda first_s=first_s, s=s: clock.loader(first_s, s, 120)) for first_s, s in ((9, 1), (77, 0.25))
+        )
+        names = pasted("00_measure", old=old, new=new)
+        assert capsys.readouterr().out == f"{[4.0] * 7}\n"
+        assert names["rate"](new) == 32
+
+    @pytest.mark.parametrize("n_batches", [0, 19, 119])
+    def test_a_short_epoch_gives_no_rate(self, monkeypatch, n_batches):
+        clock = Clock(monkeypatch)
+        short = Loader(lambda: clock.loader(1, 1, n_batches))
+        with pytest.raises((StopIteration, RuntimeError)):
+            pasted("00_measure", old=short, new=short)
+
+    def test_the_wait_is_what_the_loader_takes(self, monkeypatch, capsys):
+        clock = Clock(monkeypatch)
+
+        def train_step(batch):
+            clock.now_s += 1
+
+        pasted("12_find_the_stall", loader=Loader(lambda: clock.loader(3, 3, 10)), train_step=train_step)
+        assert capsys.readouterr().out == "waiting for data: 75%\n"
+
+    def test_a_claim_is_judged_by_all_ratios(self, monkeypatch, capsys):
+        clock, took = Clock(monkeypatch), iter([6, 2, 4, 2, 8, 2, 2, 2, 10, 2, 12, 2, 14, 2])
+        one = Loader(lambda: clock.loader(next(took), 0, 1))
+        pasted("14_claims", old=one, new=one)
+        assert capsys.readouterr().out == "4.00 times as fast, from 1.00 to 7.00\n"
+
+    def test_each_stage_sums_its_seconds(self, monkeypatch):
+        clock, n_threads = Clock(monkeypatch), torch.get_num_threads()
+        try:
+            names = pasted("01_naive_pil")
+            assert torch.get_num_threads() == 1
+        finally:
+            torch.set_num_threads(n_threads)
+        for stage, s in [("decode", 2), ("crop", 1), ("decode", 3)]:
+            with names["watch"](stage):
+                clock.now_s += s
+        assert names["seconds"] == {"decode": 5, "crop": 1}
+
+
+class TestDecoding:
+    """02, 04, 10, 11 and 13: odd files, too, upright and in RGB."""
+
+    def test_an_image_folder_gives_upright_rgb(self, photos, monkeypatch):
+        monkeypatch.chdir(photos)
+        dataset = pasted("02_read_image", transform=None)["dataset"]
+        found = {Path(path): image for (path, _), (image, _) in zip(dataset.samples, dataset, strict=True)}
+        for path in odd_files(photos):
+            image = found[path.relative_to(photos)]
+            assert image.dtype == torch.uint8
+            assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - upright(path)).mean() < 1, path.name
+
+    def test_the_crop_is_resized_as_bytes_and_floats_come_last(self, photos):
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        for path in odd_files(photos):
+            image = pasted("04_tensor_transforms", path=str(path))["image"]
+            assert (image.dtype, image.shape) == (torch.float32, (3, 224, 224)), path.name
+            as_bytes = (image * std + mean) * 255
+            torch.testing.assert_close(as_bytes, as_bytes.round(), atol=1e-3, rtol=0)
+            assert 0 <= as_bytes.round().min() <= as_bytes.round().max() <= 255
+
+    def test_sizes_are_those_of_the_upright_photo(self, photos, monkeypatch, tmp_path):
+        (tmp_path / "photos").symlink_to(photos / "train")
+        monkeypatch.chdir(tmp_path)
+        sizes = pasted("10_image_sizes")["sizes"]
+        expected = {p: upright(p).shape[1::-1] for p in odd_files(photos) if p.suffix != ".webp"}
+        for path, size in expected.items():
+            assert sizes[Path("photos", "class", path.name)] == size, path.name
+
+    def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
+        prepare = pasted("11_resize_once")["prepare"]
+        for path in odd_files(photos):
+            prepare(path, tmp_path / path.name, short_side=32)  # whatever the suffix of its name
+            with Image.open(tmp_path / path.name) as small:
+                assert (small.format, small.mode, min(small.size)) == ("JPEG", "RGB", 32)
+                assert ImageOps.exif_transpose(small).size == small.size
+                pixels = np.asarray(small).astype(int)
+            with Image.fromarray(upright(path)) as whole:
+                expected = np.asarray(whole.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR))
+            assert np.abs(pixels - expected).mean() < 8, path.name
+
+    @pytest.mark.parametrize("name", ["gray 16-bit.png", "nothing.jpeg"])
+    def test_what_cannot_be_prepared_leaves_no_file(self, photos, tmp_path, name):
+        (tmp_path / "nothing.jpeg").write_bytes(b"")
+        source = tmp_path / name if name == "nothing.jpeg" else photos / "train" / "class" / f"é {name}"
+        with pytest.raises((AssertionError, OSError)):
+            pasted("11_resize_once")["prepare"](source, tmp_path / "small.jpg")
+        assert not (tmp_path / "small.jpg").exists()
+
+    def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
+        (tmp_path / "photos").symlink_to(photos / "train")
+        monkeypatch.chdir(tmp_path)
+        decode = pasted("13_peers")["decode"]
+        for path in (path for path in odd_files(photos) if path.suffix != ".webp"):  # which torchvision never turns
+            image = decode(str(path)).permute(1, 2, 0).numpy()
+            assert np.abs(image.astype(int) - upright(path)).mean() < 1, path.name
+
+    @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
+    def test_restart_markers_change_no_pixel(self, photos, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(next((photos / "photos").rglob("*.jpg")), "photo.jpg")
+        pasted("11c_crop_by_bytes")
+        assert np.array_equal(upright("tiled.jpg"), upright("photo.jpg"))
+        data = Path("tiled.jpg").read_bytes()
+        assert all(bytes([0xFF, 0xD0 + number]) in data for number in range(8))
+
+
+class TestColorsOnTheGPU:
+    """06: each image has draws of its own, and the host never waits."""
+
+    def test_it_mixes_normalized_images_and_reads_nothing_back(self, cuda):
+        torch.manual_seed(0)
+        image = torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8)
+        batch = image.expand(8, -1, -1, -1).contiguous(), torch.arange(8)
+        paste = partial(pasted, "06_kornia_gpu")
+        (_, once), (names, thrice) = (course.count_readbacks(lambda n=n: paste(loader=[batch] * n)) for n in (1, 3))
+        images, labels = names["images"].cpu(), names["labels"].cpu()
+        assert thrice == once  # what is made before the loop may wait
+        assert (images.shape, images.dtype, labels.shape) == ((8, 3, 16, 16), torch.float32, (8, 1000))
+        torch.testing.assert_close(labels.sum(1), torch.ones(8))
+        assert len(images.flatten(1).unique(dim=0)) == 8
+        assert -2.2 < images.min() < images.max() < 2.7
+
+
+class TestWorkersDraws:
+    """05: no two results are the same, whatever starts the workers."""
+
+    BEFORE = """
+import json, albumentations as A, numpy as np
+class Photos:
+    def __init__(self):
+        self.compose = A.Compose([A.RandomBrightnessContrast(p=1)])
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        return self.compose(image=np.full((1, 1, 3), 0.5, np.float32))["image"]
+dataset = Photos()
+"""
+    AFTER = """
+if __name__ == "__main__":
+    print(json.dumps([image.tobytes().hex() for _ in range(2) for batch in loader for image in batch.numpy()]))
+"""
+
+    @pytest.mark.parametrize("kept", [True, False], ids=["kept", "new"])
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept):
+        workers = f"num_workers=2, persistent_workers={kept}"
+        block = replaced(
+            do_this("05_albumentations"), ("batch_size=64", "batch_size=4"), ("num_workers=8", workers),
+        )  # fmt: skip
+        offline = {"NO_ALBUMENTATIONS_UPDATE": "1"}
+        parts = self.BEFORE, block, self.AFTER
+        seen = run_script(tmp_path, *parts, start_method=start_method, environment=offline)
+        assert len(seen) == len(set(seen)) == 64
+
+
+class TestShardOrder:
+    """08b: every sample once in each epoch, and shards in a new order."""
+
+    BEFORE = """
+import json, pathlib
+urls = sorted(map(str, pathlib.Path("shards").iterdir()))
+def transform(image):
+    return image[:, :1, :1]
+"""
+    AFTER = """
+if __name__ == "__main__":
+    print(json.dumps([[number for _, numbers in loader for number in numbers.tolist()] for _ in range(2)]))
+"""
+
+    @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("spawn", 2)])
+    def test_shards_come_in_a_new_order(self, tmp_path, num_workers, start_method):
+        (tmp_path / "shards").mkdir()
+        photo = encode_image(Image.new("RGB", (8, 8)), "JPEG")
+        for shard in range(12):
+            own = {
+                f"{n}.{kind}": data
+                for n in range(shard * 3, shard * 3 + 3)
+                for kind, data in (("jpg", photo), ("cls", b"%d" % n))
+            }
+            make_tar(tmp_path / "shards" / f"é {shard:02}.tar", own)
+        block = do_this("08b_shard_order").replace("shuffle(5000)", "shuffle(1)")  # so that shards stay together
+        block = replaced(block, ("num_workers=8", f"num_workers={num_workers}"))
+        epochs = run_script(tmp_path, self.BEFORE, block, self.AFTER, start_method=start_method)
+        assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 2
+        orders = [list(dict.fromkeys(number // 3 for number in epoch)) for epoch in epochs]
+        assert orders[0] != orders[1]
+        assert list(range(12)) not in orders
+
+
+class TestSeeds:
+    """03b: the same draws for any number of workers, others in each epoch, and the training keeps its generators."""
+
+    STEM, N_EPOCHS = "03b_seeds_and_memory", 2
+    BEFORE = """
+import json, pathlib
+def load(path):  # draws from all three generators
+    with open(path) as file:
+        return int(file.read()), random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
+names = sorted(map(str, pathlib.Path("photos").iterdir()))
+seen, own = [[], []], []
+def step(epoch, batch):
+    numbers, *draws = (part.tolist() for part in batch)
+    seen[epoch] += zip(numbers, zip(*draws))
+    own.append((random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()))
+if __name__ == "__main__":
+    import random, numpy as np, torch
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+"""
+    AFTER = """
+if __name__ == "__main__":
+    print(json.dumps({"seen": seen, "own": own}))
+"""
+
+    def train(self, folder, num_workers, kept, start_method="fork", loop="for batch in loader: step(epoch, batch)"):
+        block = replaced(
+            do_this(self.STEM),
+            ("num_workers=8, persistent_workers=True", f"num_workers={num_workers}, persistent_workers={kept}"),
+            ("batch_size=64", "batch_size=3"),
+            ("range(90)", f"range({self.N_EPOCHS})"),
+            ("for batch in loader: ...", loop),
+        )
+        return run_script(folder, self.BEFORE, block, self.AFTER, start_method=start_method)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def in_one_process(cls, odd_names):
+        return cls().train(odd_names, 0, False)
+
+    def test_each_epoch_has_every_photo_in_an_order_and_with_draws_of_its_own(self, in_one_process):
+        first, second = in_one_process["seen"]
+        orders = [[number for number, _ in epoch] for epoch in (first, second)]
+        assert [sorted(order) for order in orders] == [list(range(len(NAMES)))] * 2
+        assert len({tuple(order) for order in [*orders, range(len(NAMES))]}) == 3
+        draws = [draw for _, drawn in [*first, *second] for draw in drawn]
+        assert len(set(draws)) == len(draws)
+
+    @pytest.mark.parametrize(("num_workers", "kept"), [(1, True), (3, False), (3, True)])
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_any_number_of_workers_gives_the_same(self, in_one_process, odd_names, start_method, num_workers, kept):
+        assert self.train(odd_names, num_workers, kept, start_method) == in_one_process
+
+    def test_the_training_keeps_its_generators(self, in_one_process):
+        python, numpy, of_torch = random.Random(1), np.random.RandomState(2), torch.Generator().manual_seed(3)
+        expected = [
+            [python.random(), numpy.rand(), torch.rand((), dtype=torch.float64, generator=of_torch).item()]
+            for _ in in_one_process["own"]
+        ]
+        assert in_one_process["own"] == expected
+
+    def test_an_epoch_that_the_training_leaves_early_changes_nothing_in_the_next(self, in_one_process, odd_names):
+        leave = "for batch in [next(iter(loader))] if epoch == 0 else loader: step(epoch, batch)"
+        assert self.train(odd_names, 2, True, loop=leave)["seen"][1] == in_one_process["seen"][1]
+
+
+class TestIndexedTar:
+    """09: every file of a tar by its name, and no other bytes."""
+
+    STEM = "09_marigold_storage"
+    MEMBERS = (
+        *listed("plain:one folder/ twice:old link>plain hard=plain empty: twice:new gone:stays gone>plain"),
+        member("é/写真.png", b"not ASCII"),
+        member("long/" * 80 + "name.png", b"long"),
+        member("big", bytes(range(256)) * 99),
+    )
+
+    @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
+    def test_it_reads_what_tarfile_reads_and_knows_no_links(self, tmp_path, format):
+        path = make_tar(tmp_path / "a.tar", self.MEMBERS, format=format)
+        files = pasted(self.STEM)["IndexedTar"](path)
+        with tarfile.open(path) as tar:  # `getmember` finds the last of a name
+            last = [tar.getmember(name) for name in tar.getnames()]
+            expected = {info.name: tar.extractfile(info).read() for info in last if info.isreg()}
+        assert {name: files.read(name) for name in files.index} == expected
+        assert files.read("twice") == b"new"
+        for name in ("link", "hard", "folder", "gone"):
+            with pytest.raises(KeyError):
+                files.read(name)
+
+    def test_a_sparse_file_is_left_out(self, tmp_path):
+        with open(tmp_path / "sparse.bin", "wb") as file:
+            file.seek(1_000_000)
+            file.write(b"end")
+        (tmp_path / "plain.bin").write_bytes(b"plain")
+        names = ["sparse.bin", "plain.bin"]
+        subprocess.run(["tar", "--sparse", "-cf", "a.tar", *names], cwd=tmp_path, check=True)
+        files = pasted(self.STEM)["IndexedTar"](tmp_path / "a.tar")
+        with tarfile.open(tmp_path / "a.tar") as tar:
+            assert tar.getmember("sparse.bin").issparse()
+        assert files.read("plain.bin") == b"plain"
+        with pytest.raises(KeyError):
+            files.read("sparse.bin")
+
+    @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+    def test_a_compressed_tar_is_refused(self, tmp_path, mode):
+        path = make_tar(tmp_path / "a.tar", self.MEMBERS, mode)  # whatever its name says
+        with pytest.raises(tarfile.ReadError):
+            pasted(self.STEM)["IndexedTar"](path)
+
+    @pytest.mark.parametrize("cut", [100, 600, 5000])
+    def test_a_tar_that_is_cut_off_is_refused(self, tmp_path, cut):
+        path = make_tar(tmp_path / "a.tar", [member(f"{n}.png", bytes(5000)) for n in range(2)])
+        os.truncate(path, cut)
+        with pytest.raises(tarfile.ReadError):
+            pasted(self.STEM)["IndexedTar"](path)
+
+    BEFORE = """
+import json
+from torch.utils.data import DataLoader
+"""
+    AFTER = """
+class Files:
+    def __init__(self):
+        self.files, self.names = IndexedTar("train.tar"), [*map(str, range(20)), "é.png"]
+    def __len__(self):
+        return len(self.names)
+    def __getitem__(self, number):
+        return self.names[number], self.files.read(self.names[number]).decode()
+
+if __name__ == "__main__":
+    files, epochs = Files(), []
+    files[3]  # a look, before workers start
+    for num_workers in (0, 2):
+        for epoch in range(2):
+            loader = DataLoader(files, 4, shuffle=True, num_workers=num_workers)
+            epochs.append(sorted([name, text] for batch in loader for name, text in zip(*batch)))
+    print(json.dumps(epochs))
+"""
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_workers_read_it_even_after_a_look(self, tmp_path, start_method):
+        make_tar(tmp_path / "train.tar", {**{str(n): bytes([65 + n]) * n for n in range(20)}, "é.png": b"not ASCII"})
+        expected = sorted([*([str(n), chr(65 + n) * n] for n in range(20)), ["é.png", "not ASCII"]])
+        epochs = run_script(tmp_path, self.BEFORE, do_this(self.STEM), self.AFTER, start_method=start_method)
+        assert epochs == [expected] * 4
+
+
+class TestRawPixels:
+    """11b: pixels of one photo at a time go to disk, and whatever process opens them finds each again."""
+
+    STEM = "11b_raw_pixels"
+    SHAPES = ((3, 5, 3), (1, 1, 3), (100, 200, 3), (4, 4, 3))
+
+    def photos(self):
+        return [
+            np.random.default_rng(number).integers(0, 256, shape, np.uint8) for number, shape in enumerate(self.SHAPES)
+        ]
+
+    def test_each_photo_is_found_again_as_a_view(self, tmp_path):
+        names = pasted(self.STEM)
+        turned = [photo.swapaxes(0, 1) for photo in self.photos()]  # not contiguous
+        names["pack"](iter(turned), str(tmp_path / "pixels"))
+        found = names["Pixels"](str(tmp_path / "pixels"))
+        assert all(np.array_equal(found[number], photo) for number, photo in enumerate(turned))
+        assert np.shares_memory(found[2], found.memory)
+        assert len(list(found)) == len(turned)
+
+    def test_one_photo_is_in_memory_at_a_time(self, tmp_path):
+        pack, mb = pasted(self.STEM)["pack"], 2**20
+        tracemalloc.start()
+        try:
+            pack((np.full((1024, 1024, 1), number, np.uint8) for number in range(20)), str(tmp_path / "pixels"))
+            assert tracemalloc.get_traced_memory()[1] < 5 * mb
+        finally:
+            tracemalloc.stop()
+
+    def test_what_was_interrupted_has_no_name(self, tmp_path):
+        names = pasted(self.STEM)
+
+        def interrupted():
+            yield from self.photos()
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            names["pack"](interrupted(), str(tmp_path / "pixels"))
+        assert not (tmp_path / "pixels").exists()
+        with pytest.raises(FileNotFoundError):
+            names["Pixels"](str(tmp_path / "pixels"))
+        with pytest.raises(FileExistsError):
+            names["pack"](self.photos(), str(tmp_path / "pixels"))
+
+    def test_floats_are_refused(self, tmp_path):
+        with pytest.raises(AssertionError):
+            pasted(self.STEM)["pack"]([np.zeros((2, 2, 3))], str(tmp_path / "pixels"))
+
+    AFTER = """
+import json, pickle, torch
+class Photos:
+    def __init__(self):
+        self.photos = Pixels("pixels")
+    def __len__(self):
+        return 4
+    def __getitem__(self, number):
+        return number, int(self.photos[number].sum())
+
+if __name__ == "__main__":
+    photos, epochs = Photos(), []
+    for num_workers in (0, 2):
+        loader = torch.utils.data.DataLoader(photos, 2, shuffle=True, num_workers=num_workers)
+        epochs += [sorted(zip(*(torch.cat(part).tolist() for part in zip(*loader)))) for epoch in range(2)]
+    print(json.dumps([epochs, len(pickle.dumps(photos))]))
+"""
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_another_process_and_its_workers_find_them(self, tmp_path, start_method):
+        pasted(self.STEM)["pack"](self.photos(), str(tmp_path / "pixels"))
+        epochs, pickled = run_script(tmp_path, do_this(self.STEM), self.AFTER, start_method=start_method)
+        assert epochs == [[[number, int(photo.sum())] for number, photo in enumerate(self.photos())]] * 4
+        assert pickled < 1000  # bytes, however large the pixels are
+
+
+CORES = """
+if __name__ == "__main__":
+    import json, labkit as lk
+    print(json.dumps([loader.num_workers, lk.make_loader(list(range(4))).num_workers]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stem", "n_allowed", "n_ranks"),
+    [
+        ("03_persistent_workers", 2, None),
+        ("03_persistent_workers", 2, "2"),
+        ("13_peers", 1, None),
+        ("13_peers", 2, "4"),
+    ],
+)
+def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allowed, n_ranks, photos):
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < n_allowed:
+        pytest.skip(f"needs {n_allowed} cores")
+    environment = {"LOCAL_WORLD_SIZE": n_ranks} if n_ranks else {}
+    bound = f"import os\nos.sched_setaffinity(0, {sorted(allowed)[:n_allowed]})\ndataset = range(4)"
+    given, default = run_script(photos, bound, do_this(stem), CORES, environment=environment)
+    assert given == default == max(1, n_allowed // int(n_ranks or 1))
+
+
+BEFORE_KEPT = """
+import os
+class Numbered:
+    def __len__(self):
+        return 300
+    def __getitem__(self, index):
+        return index, os.getpid()
+dataset = Numbered()
+"""
+AFTER_KEPT = """
+if __name__ == "__main__":
+    import json
+    epochs = [[part for batch in loader for part in zip(*(column.tolist() for column in batch))] for _ in range(2)]
+    print(json.dumps(epochs))
+"""
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_workers_are_kept_for_a_second_epoch_in_another_order(tmp_path, start_method):
+    """03."""
+    epochs = run_script(tmp_path, BEFORE_KEPT, do_this("03_persistent_workers"), AFTER_KEPT, start_method=start_method)
+    orders = [[index for index, _ in epoch] for epoch in epochs]
+    assert [sorted(order) for order in orders] == [list(range(300))] * 2
+    assert orders[0] != orders[1]
+    assert {pid for _, pid in epochs[0]} == {pid for _, pid in epochs[1]}
