@@ -22,7 +22,8 @@ storage: A factor: where the data lie. A name that contains "simulated" marks pl
 page_cache: Whether the data were in it: "warm", "cold", "not cold" or "unknown".
 seed: Of the order of the runs.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
-device, env_id, scale: "cpu", "cuda" or "cuda (simulated)"; the machine, by `labkit.util.machine.env_id`; the scale of the run.
+device, env_id: "cpu", "cuda" or "cuda (simulated)"; the machine, by `labkit.util.machine.env_id`.
+scale: Of the run.
 rung: Whether it is a notebook's main comparison.
 """
 
