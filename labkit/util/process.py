@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:  # commands that need none of them start without
     import torch
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
 _LARGEST_BLOCK_BYTES = 32 * 2**20 - 2**16  # glibc learns from blocks of at most 32 MiB, header and rounding included
 
@@ -166,9 +166,34 @@ def print_utf8() -> None:
 
 
 def progress_bar(iterable: Any = None, *, show: bool = True, **options: Any) -> "tqdm":
-    """A `tqdm.auto` bar that disappears when done; `TQDM_DISABLE=1` hides it, like any tqdm bar."""
-    from tqdm.auto import tqdm
+    """A `tqdm` bar that disappears when done; `TQDM_DISABLE=1` hides it.
 
-    # tqdm's notebook bar ignores the variable.
-    silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-    return tqdm(iterable, leave=False, disable=silent or not show, **options)
+    In a notebook it is text in the cell's output, and not a widget as `tqdm.auto` would show: a saved notebook keeps a
+    widget's place, where "Error displaying widget" stands when the notebook is opened again.
+    """
+    from tqdm import tqdm
+
+    silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0") or not show
+    if not silent and hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel"):
+        options |= {"file": _CellOutput(), "ncols": 80, "ascii": False}
+    return tqdm(iterable, leave=False, disable=silent, **options)
+
+
+class _CellOutput:
+    """A file for one line of text, which a notebook shows in the output of the running cell: each write replaces it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def write(self, text: str) -> None:
+        from IPython.display import display
+
+        # Of a line of spaces, by which a bar is erased, an output without content is left: it takes no room.
+        data = {"text/plain": line} if (line := text.strip()) else {}
+        if self._handle is not None:
+            self._handle.update(data, raw=True)
+        elif data:
+            self._handle = display(data, raw=True, display_id=True)
+
+    def flush(self) -> None:
+        """Nothing: what is written is shown at once."""

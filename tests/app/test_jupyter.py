@@ -2,6 +2,7 @@
 
 import base64
 import io
+import platform
 import re
 import sys
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ import nbformat
 import numpy as np
 import psutil
 import pytest
+import torch
 import urllib3
 from IPython.core.error import UsageError
 from IPython.testing.globalipapp import start_ipython
@@ -73,12 +75,17 @@ def notebook(tmp_path_factory, open_page, results):
     root, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("home")
     variables = {"LABKIT_SCALE": "ci", "LABKIT_HOME": home, "LABKIT_RESULTS": results / "frames"}
     variables["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # else every kernel of a new home looks for all fonts
+    variables["TQDM_DISABLE"] = "0"  # bars are shown, as to a reader
     variables["TORCH_LOGS"] = "-torch.utils.cpp_extension"  # as in a tour: no news of a GPU that is not there
     node = nbformat.read(REPO / "notebooks" / NAME, as_version=4)
     ClearOutputPreprocessor().preprocess(node, {})  # a stored plot is not one that was drawn here
     nbformat.write(node, root / NAME)
+    for name, version in {"same.ipynb": platform.python_version(), "other.ipynb": "3.0.0"}.items():
+        node.metadata["language_info"]["version"] = version
+        nbformat.write(node, root / name)
     with jupyterlab(root, home, **variables) as address:
         opened = Opened(open_page, address(NAME))
+        opened.folder, opened.again = root, lambda name: Opened(open_page, address(name))
         opened.page.evaluate(START_ALL)
         opened.page.wait_for_function("() => window.ranAll", timeout=240_000)
         opened.as_run = opened.cells()  # tests run some of them again, in any order
@@ -87,6 +94,10 @@ def notebook(tmp_path_factory, open_page, results):
 
 
 START_ALL = "() => { jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.ranAll = true }) }"
+IS_SHOWN = """address => {
+    const path = globalThis.jupyterapp?.shell.currentWidget?.context?.path
+    return path && address.includes(path) && document.querySelector('.jp-Notebook .jp-CodeCell')
+}"""
 IDLE = "() => ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
 
 
@@ -96,9 +107,9 @@ class Opened:
     def __init__(self, open_page, address):
         self.page, self.errors = open_page(viewport={"width": 1300, "height": 1000})
         self.page.goto(address)
-        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+        # JupyterLab first shows what was open before.
+        self.page.wait_for_function(IS_SHOWN, arg=address, timeout=60_000)
         self.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.ready")
-        assert self.page.evaluate("() => jupyterapp.shell.currentWidget.context.path") in address
 
     def cells(self):
         """Code cells as JupyterLab holds them: source, execution count, outputs."""
@@ -112,6 +123,9 @@ class Opened:
         cell = self.page.locator(".jp-CodeCell").filter(has_text=shown)
         assert cell.count() == 1
         return cell
+
+    def save(self):
+        self.page.evaluate("() => jupyterapp.shell.currentWidget.context.save()")
 
     def run(self, beginning, source=None):
         """Click into a cell, type, and run it."""
@@ -149,6 +163,35 @@ def test_a_notebook_runs_whole_and_shows_its_plots_and_its_result(notebook):
     assert [cell for cell in cells if "%timeit" in cell["source"]]
 
 
+def test_run_saved_and_opened_again_it_looks_as_before_without_its_progress_bars(notebook):
+    assert [output for cell in notebook.as_run for output in cell["outputs"] if output.get("data") == {}], "no bar"
+    shown = notebook.page.locator(".jp-OutputArea").all_inner_texts()
+    notebook.save()
+    again = notebook.again(NAME)
+    assert again.page.locator(".jp-OutputArea").all_inner_texts() == shown
+    assert not [text for text in shown if "displaying widget" in text or "run/s" in text]
+    assert "widget" not in (notebook.folder / NAME).read_text()
+    again.page.context.close()
+
+
+INFORMED = """() => {
+    const kernel = jupyterapp.shell.currentWidget.sessionContext.session?.kernel
+    return kernel?.connectionStatus == 'connected' && kernel.requestKernelInfo()
+}"""
+
+
+@pytest.mark.parametrize("name", ["same.ipynb", "other.ipynb"])
+def test_opened_and_saved_it_is_the_file_that_was_stored(notebook, name):
+    """Also by another version of Python, which JupyterLab writes down."""
+    stored = (notebook.folder / name).read_bytes()
+    opened = notebook.again(name)
+    opened.page.wait_for_function(INFORMED, timeout=60_000)
+    assert opened.page.evaluate("() => jupyterapp.shell.currentWidget.context.model.dirty") == (name == "other.ipynb")
+    opened.save()
+    assert (notebook.folder / name).read_bytes() == stored
+    opened.page.context.close()
+
+
 def mark_of_guess(picture):
     """Column of the prediction's mark: the upper of the two triangles, since the other explains it."""
     rows, columns = np.nonzero((np.abs(picture - GUESS) <= 2).all(axis=2))
@@ -179,6 +222,7 @@ class TestMagic:
         shell = start_ipython() or get_ipython()  # noqa: F821 - the one shell of this process
         shell.run_line_magic("load_ext", "labkit")
         shell.user_ns.pop("runs", None)
+        shell.user_ns["torch"] = torch
         return shell
 
     @pytest.mark.exhaustive
@@ -204,3 +248,31 @@ class TestMagic:
         shell.user_ns["runs"] = 3
         with pytest.raises(UsageError, match="holds a int, not a frame"):
             shell.run_cell_magic("variant", "a -n 1", "pass")
+
+    def test_a_watched_cell_gives_the_value_of_its_last_line_and_the_report(self, shell):
+        shell.run_cell("%load_ext labkit\n%reload_ext labkit")  # as the message about a loaded extension advises
+        assert shell.run_cell(f"%%watch\n{LOOP}\nn + 1").result == 32
+        assert shell.run_cell(f"%%watch other\n{LOOP}\nn + 1;").result is None
+        assert [type(shell.user_ns[name]).__name__ for name in ("watched", "other")] == ["WatchReport"] * 2
+
+    @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ZeroDivisionError"])
+    def test_a_watched_cell_that_does_not_end_is_reported_on_and_shows_its_line(self, shell, capsys, error):
+        shell.run_cell(f"%%watch\n{LOOP}")
+        earlier = shell.user_ns["watched"]
+        capsys.readouterr()
+        done = shell.run_cell(f"%%watch\n{LOOP}\n    if n == 20: raise {error}")
+        assert type(done.error_in_exec).__name__ == error
+        said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+        assert re.search(rf"Training waits for .*\n-+> *3 +if n == 20: raise {error}", said, re.DOTALL)
+        assert shell.user_ns["watched"] is not earlier
+
+    def test_a_cell_in_which_nothing_is_watched_leaves_no_earlier_report(self, shell, capsys):
+        shell.run_cell(f"%%watch\n{LOOP}")
+        for source, told in {"3": "no torch.utils.data.DataLoader", "1 / 0": "ZeroDivisionError"}.items():
+            shell.run_cell(f"%%watch\n{source}")
+            assert told in "".join(capsys.readouterr())
+            assert "watched" not in shell.user_ns
+
+
+LOOP = """for n, batch in enumerate(torch.utils.data.DataLoader(list(range(64)), batch_size=2)):
+    batch + 1"""
