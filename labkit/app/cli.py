@@ -13,7 +13,7 @@ import typer
 from labkit import __version__
 from labkit.app.scripts import end_unprinted, one_line_errors
 from labkit.app.site import site
-from labkit.errors import ArgumentError
+from labkit.errors import ArgumentError, StorageError
 from labkit.util.process import print_utf8
 
 NUMBERS = "a number, LOW:HIGH or LOW:VALUE:HIGH"
@@ -365,12 +365,18 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
     """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
     from labkit.app import jupyter as lab_server
     from labkit.app.notebooks import update_copies
+    from labkit.app.recording import REMEDY
     from labkit.measure.recorder import RESULTS_VARIABLE
+    from labkit.util.files import check_writable
     from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id
 
     with one_line_errors("labkit", OSError):
         folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
-    os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
+    results = os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
+    try:
+        check_writable(Path(results).expanduser(), REMEDY)
+    except StorageError as error:  # a reader can do without
+        typer.echo(f"labkit: no result will be kept: {error}", err=True)
 
     # -P: modules in the file's folder must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]

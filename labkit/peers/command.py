@@ -1,6 +1,5 @@
 """What `python -m labkit peers` prints and writes."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from labkit.peers.peer import CLASSES, OWN_PHOTOS, missing_modules
 from labkit.peers.photos import OwnPhotos
 from labkit.peers.ranking import leaders, left_out, peer_table, plot_peers, shown_tables
 from labkit.peers.registry import PEERS, compare_own, compare_peers
-from labkit.util.files import write_all_atomic
+from labkit.util.files import check_writable, write_all_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import png_bytes
 
@@ -50,9 +49,7 @@ def run_peers(
     """
     title = OWN_PHOTOS.title if own else CLASSES[peer_class].title
     folder = results.resolve() / env_id()
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):  # what cannot be written to is refused now, not after the measurement
-        pass
+    check_writable(folder, "run labkit in another folder, or make room there")
     photos: OwnPhotos | None = None
     try:
         if own:

@@ -153,9 +153,9 @@ def photo_root(profile: str) -> Path:
 
 def labkit_home() -> Path:
     """labkit's own folder: `LABKIT_HOME`, by default `~/.cache/labkit`. OSError: there is neither."""
-    if chosen := os.environ.get("LABKIT_HOME"):
-        return Path(chosen)
     try:
+        if chosen := os.environ.get("LABKIT_HOME"):
+            return Path(chosen).expanduser()
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:  # a container's user without an entry
         raise StorageError(

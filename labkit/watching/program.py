@@ -242,7 +242,8 @@ def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
         program: A script and its arguments; or `-m`, a module and its arguments.
         options: Its files are those of this folder, wherever the script goes.
     """
-    files = {name: os.path.abspath(path) for name in ("json", "html", "trace") if (path := getattr(options, name))}
+    named = {name: path for name in ("json", "html", "trace") if (path := getattr(options, name))}
+    files = {name: os.path.abspath(os.path.expanduser(path)) for name, path in named.items()}
     words = [str(_START), json.dumps({**asdict(options), **files}), *program]
     command = [sys.executable, *_interpreter_options(sys.orig_argv, len(sys.argv) - 1), *words]
     os.execv(sys.executable, command)  # noqa: S606 - no shell

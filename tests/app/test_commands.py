@@ -115,6 +115,15 @@ class TestLab:
         assert not [argument for argument in command if "token" in argument]  # all users may read arguments
         assert results == str(tmp_path / "results" / lk.env_id() / "frames")
 
+    def test_where_results_cannot_be_kept_it_says_so_and_starts(self, started, monkeypatch, tmp_path):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "file" / "frames"))
+        result = run("lab")
+        assert re.search(r"no result will be kept: .*/frames cannot .*set LABKIT_RESULTS to another", result.output)
+        monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
+        assert run("lab").output == ""
+        assert len(started) == 2
+
     def test_that_of_a_wheel_opens_copies(self, lab, started, monkeypatch):
         monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)
         monkeypatch.setattr(notebooks.update_copies, "__defaults__", (lab / "notebooks",))
