@@ -95,7 +95,11 @@ def notebook(source, outputs=(), **metadata):
 def test_a_notebook_that_was_run_or_opened_is_not_edited_and_one_with_another_source_is(wheel):
     write(wheel, {NOTEBOOK: notebook("1 + 1")})
     update(wheel)
-    ran = notebook("1 + 1", [new_output("execute_result", {"text/plain": "2"})], language_info={"name": "python", "version": "3.99"})
+    ran = notebook(
+        "1 + 1",
+        [new_output("execute_result", {"text/plain": "2"})],
+        language_info={"name": "python", "version": "3.99"},
+    )
     (COPIES / NOTEBOOK).write_text(ran)
     assert update(wheel) == ([], {**FIRST, NOTEBOOK: ran})  # there is no newer version
     newer = notebook("1 + 2")
