@@ -303,12 +303,6 @@ def check_same_job(target: object, found: dict, asked: dict, *, what: str) -> No
         raise ArgumentError(f"{target} holds other {what} ({listed}): {REMEDY}")
 
 
-def check_count(folder: Path, n_found: int, n_asked: int, *, what: str) -> None:
-    """Raise ValueError where a folder holds more items than asked for: a job adds items and never removes one."""
-    if n_found > n_asked:
-        raise ArgumentError(f"{folder} holds {n_found} {what}, more than {n_asked}: {REMEDY}")
-
-
 def foreign_names(folder: Path, is_own: Callable[[str], bool]) -> list[str]:
     """Sorted names in a folder that no run of the job wrote. Files that are being written do not count."""
     names = sorted(os.listdir(folder)) if folder.exists() else []

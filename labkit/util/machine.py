@@ -145,7 +145,7 @@ def is_thorough() -> bool:
 def photo_root(profile: str) -> Path:
     """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
 
-    The number of photos is in its name, so that no set ever needs to shrink.
+    The number of photos is in its name: a scale reads those that it is about, unless a reader has added others.
     """
     count = scale().n_camera if profile == "camera" else scale().n_photos
     return labkit_home() / "photos" / f"{profile}-{count}"
