@@ -26,7 +26,7 @@ from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, pag
 from labkit.measure.usage import PeakMemory, tree_usage
 from labkit.util.arguments import is_number, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import is_thorough, scale
-from labkit.util.process import keep_freed_memory, progress_bar
+from labkit.util.process import keep_freed_memory, note_unknown_class, progress_bar
 from labkit.util.redact import contains_secret, redact
 
 # Taken from the iterable, if it has them: a loader that works outside this process tree reports its own rate and costs.
@@ -278,6 +278,7 @@ class _Runner:
         except NoBatch:
             raise VariantError(redact(f"variant {label!r} yielded no batch"), label) from None
         except Exception as error:
+            note_unknown_class(error)
             lines = [f"variant {label!r} raised {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
             raise VariantError(redact("\n".join(lines)), label) from (None if contains_secret(error) else error)
         if not measured["n_images"]:

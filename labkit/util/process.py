@@ -1,6 +1,7 @@
 """This process: its allocator and threads, its rank, its random state, values made once, its output and bars."""
 
 import io
+import multiprocessing
 import os
 import random
 import sys
@@ -8,7 +9,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from labkit.util.machine import main_is_script
 
 if TYPE_CHECKING:  # commands that need none of them start without
     import torch
@@ -55,6 +59,30 @@ def end_workers(batches: Any) -> None:
     """End a pass over torch's `DataLoader` that failed: the error's traceback would keep its workers alive."""
     if not getattr(batches, "_persistent_workers", False):  # those belong to the loader
         getattr(batches, "_shutdown_workers", lambda: None)()
+
+
+def note_unknown_class(error: BaseException) -> None:
+    """Note why workers of torch's `DataLoader` ended, where they cannot have the class that a notebook's cell defines.
+
+    torch says no more than that a worker exited: what went wrong, it says on a stderr that a notebook may not show.
+    """
+    if "exited unexpectedly" not in str(error) or main_is_script():
+        return
+    for frame, _ in walk_tb(error.__traceback__):
+        batches = frame.f_locals.get("self")
+        methods = [getattr(worker, "_start_method", None) for worker in getattr(batches, "_workers", ())]
+        if not methods or (methods[0] or multiprocessing.get_start_method()) == "fork":
+            continue
+        parts = [getattr(batches, name, None) for name in ("_dataset", "_collate_fn", "_worker_init_fn")]
+        own = [part if hasattr(part, "__qualname__") else type(part) for part in parts]
+        if names := [part.__qualname__ for part in own if part.__module__ == "__main__"]:
+            error.add_note(
+                f"Workers that are spawned, or come from a fork server, import {names[0]}, and cannot where a cell "
+                "defines it. Write it into a file: put its code and its imports into a cell that begins with "
+                f"`%%writefile my_data.py`, run that cell, and then `from my_data import {names[0]}`. "
+                "Or use lk.make_loader, whose workers take it from the notebook"
+            )
+            return
 
 
 def number_in_environment(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.errors import ArgumentError, CannotRun, NothingSeen
+from labkit.util.process import note_unknown_class
 from labkit.watching.advice import CAUSES
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
 from labkit.watching.seen import REPLAY, Control, SeenLoader
@@ -53,6 +54,9 @@ def watch() -> Iterator[Watched]:
     watched.start()
     try:
         yield watched
+    except Exception as error:
+        note_unknown_class(error)
+        raise
     finally:
         watched.stop()
 

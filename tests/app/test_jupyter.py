@@ -2,8 +2,10 @@
 
 import base64
 import io
+import os
 import platform
 import re
+import subprocess
 import sys
 from unittest.mock import Mock
 
@@ -276,3 +278,36 @@ class TestMagic:
 
 LOOP = """for n, batch in enumerate(torch.utils.data.DataLoader(list(range(64)), batch_size=2)):
     batch + 1"""
+
+
+CLASS = """import torch
+class Mine(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.zeros(3, 4, 4)
+"""
+LOADED = """
+import re, sys, labkit as lk
+def tried(method):
+    loader = torch.utils.data.DataLoader(Mine(), num_workers=1, multiprocessing_context=method)
+    try:
+        print(len(lk.compare({"a": lambda: loader}, baseline="a", rounds=1, warmups=0, progress=False)))
+    except lk.LabkitError as error:
+        print(error)
+tried(sys.argv[1])
+with open("my_data.py", "w") as file: file.write(CLASS)
+from my_data import Mine
+tried(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_cannot_import_a_class_of_a_cell_end_with_a_hint_that_works(tmp_path, method):
+    code = f"CLASS = {CLASS!r}\n{CLASS}{LOADED}"
+    command = [sys.executable, "-c", code, method]  # as in a notebook, __main__ is no file
+    environment = {**os.environ, "PYTHONPATH": f"{REPO}:{tmp_path}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    *hint, n_runs = done.stdout.splitlines()
+    assert re.search(
+        "exited unexpectedly.* import Mine, .*%%writefile my_data.py.*from my_data import Mine", " ".join(hint)
+    )
+    assert n_runs == "1", done.stderr
