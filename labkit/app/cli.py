@@ -361,10 +361,13 @@ def convert(
 
 
 @app.command()
-def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
+def lab(
+    port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888,
+    browser: Annotated[bool, typer.Option(help="Open it in a browser, or only print its address.")] = True,
+) -> None:
     """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
     from labkit.app import jupyter as lab_server
-    from labkit.app.notebooks import update_copies
+    from labkit.app.notebooks import find_notebooks, update_copies
     from labkit.app.recording import REMEDY
     from labkit.measure.recorder import RESULTS_VARIABLE
     from labkit.util.files import check_writable
@@ -380,7 +383,9 @@ def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -
 
     # -P: modules in the file's folder must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
-    command.append(f"--ServerApp.root_dir={folder}")
+    command += [f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{find_notebooks()[0].path.name}"]
+    if not browser:
+        command.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(sys.executable, command)  # noqa: S606 - not a child process: ending this command ends JupyterLab

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
+from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
 from labkit.app.recording import EXTENSION_ARGUMENTS
 
 
-class RecordingKernelManager(AsyncIOLoopKernelManager):
+class RecordingKernelManager(ServerKernelManager):
     """Starts Python kernels with the extension that records their runs."""
 
     def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:

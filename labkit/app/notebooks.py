@@ -170,8 +170,8 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
     """Copy the wheel's notebooks and scripts to `./labkit-notebooks`, or to the current folder if that is what it is.
 
     Missing copies are made, and those that the reader has not edited are replaced by newer versions. An edited copy
-    stays as it is. A notebook is edited if the source of a cell differs: running it, and opening it in JupyterLab, which
-    writes down the kernel's version, are no edits.
+    stays as it is. A notebook is edited if the source of a cell differs: running it is no edit, nor is opening it in
+    JupyterLab, which writes down the kernel's version.
 
     Args:
         say: Called with a line for each edited copy that has a newer version, and one if anything was copied.

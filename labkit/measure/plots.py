@@ -183,7 +183,8 @@ def _warn_of_misspelt(labels: list[str]) -> None:
         if similar := get_close_matches(label, labels, n=1):
             unmarked.discard(label)
             warn_caller(
-                f"you predicted {label!r}, and no variant is called so: for {similar[0]!r}, name it so in course.predict",
+                f"you predicted {label!r}, and no variant has that name: if {similar[0]!r} is meant, pass it to "
+                "course.predict",
                 UserWarning,
             )
 

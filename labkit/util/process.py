@@ -176,11 +176,27 @@ class PerProcess(Lazy[Made]):
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the line that called labkit: once there, whichever of its functions finds the reason."""
+    """Warn at the line that called labkit: once there, whichever of its functions finds the reason.
+
+    In a notebook, once in a run of a cell: Python's own record of what it has said is lost whenever a filter changes.
+    """
+    if shell := _notebook():
+        if _said_in_cell.get((category, message)) == shell.execution_count:
+            return
+        _said_in_cell[category, message] = shell.execution_count
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "labkit":
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+_said_in_cell: dict[tuple[type[Warning], str], int] = {}
+
+
+def _notebook() -> Any:
+    """The shell of a notebook's kernel, if that is what runs this process."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell if hasattr(shell, "kernel") else None
 
 
 def print_utf8() -> None:
@@ -202,7 +218,7 @@ def progress_bar(iterable: Any = None, *, show: bool = True, **options: Any) -> 
     from tqdm import tqdm
 
     silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0") or not show
-    if not silent and hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel"):
+    if not silent and _notebook():
         options |= {"file": _CellOutput(), "ncols": 80, "ascii": False}
     return tqdm(iterable, leave=False, disable=silent, **options)
 

@@ -111,9 +111,13 @@ class TestLab:
         monkeypatch.chdir(tmp_path)
         assert run("lab", "--port", "9999").exit_code == 0
         [(command, results)] = started
+        assert "--LabApp.default_url=/lab/tree/00_measure.ipynb" in command
+        assert "--no-browser" not in command
         assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
         assert not [argument for argument in command if "token" in argument]  # all users may read arguments
         assert results == str(tmp_path / "results" / lk.env_id() / "frames")
+        assert run("lab", "--no-browser").exit_code == 0
+        assert "--no-browser" in started[1][0]
 
     def test_where_results_cannot_be_kept_it_says_so_and_starts(self, started, monkeypatch, tmp_path):
         (tmp_path / "file").touch()

@@ -19,10 +19,12 @@ import urllib3
 from IPython.core.error import UsageError
 from IPython.testing.globalipapp import start_ipython
 from nbconvert.preprocessors import ClearOutputPreprocessor
+from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
 import labkit as lk
 from labkit.app import jupyter
+from labkit.app.notebooks import Notebook, execute
 from labkit.errors import VariantError
 from tests.lab_server import free_port, jupyterlab, running_server
 from tests.paths import REPO
@@ -48,6 +50,7 @@ def test_it_listens_on_this_machine_only_and_asks_for_its_token(tmp_path):
         commands = [child.cmdline() for child in children if child.status() != psutil.STATUS_ZOMBIE]
         [kernel] = [command for command in commands if "ipykernel_launcher" in command]
         assert kernel[-2:] == ["--ext", "labkit.app.recording"]
+    assert "Warning" not in (tmp_path / "jupyterlab.log").read_text()
 
 
 def test_without_a_token_it_does_not_start(monkeypatch):
@@ -214,6 +217,21 @@ def test_a_changed_prediction_moves_its_mark(notebook):
     notebook.run(plot)
     assert mark_of_guess(notebook.picture(plot)) < mark_of_guess(before) - 100
     assert notebook.errors == []
+
+
+def test_a_warning_is_shown_once_in_a_run_of_a_cell(tmp_path):
+    """Python's own record of what was said is lost whenever a filter changes, and each line has its own."""
+    cell = (
+        "import warnings, torch, labkit as lk\nfor n in range(2):\n    with warnings.catch_warnings():\n        pass\n"
+        "    loader = lk.make_loader(torch.zeros(4, 3, 8, 8), num_workers=0, prefetch_factor=3)\n"
+        "lk.make_loader(torch.zeros(4, 3, 8, 8), num_workers=0, prefetch_factor=3);"
+    )
+    node = new_notebook(cells=[new_code_cell(cell) for _ in range(2)])
+    nbformat.write(node, tmp_path / "10_own.ipynb")
+    ran = execute(Notebook(tmp_path / "10_own.ipynb", "", ""))
+    assert ran.error == ""
+    for cell in ran.node.cells:
+        assert str(cell.outputs).count("LoaderWarning: prefetch_factor=3 left out") == 1
 
 
 class TestMagic:

@@ -52,7 +52,7 @@ class TestPredictions:
         lk.plot_speedup(runs[runs.variant != "4 workers"])  # its guess was drawn before
         [warning] = recwarn
         assert "you predicted '2 wrokers'" in str(warning.message)
-        assert "for '2 workers', name it so" in str(warning.message)
+        assert "if '2 workers' is meant" in str(warning.message)
         assert warning.filename == __file__
 
 

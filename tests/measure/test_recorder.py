@@ -21,14 +21,17 @@ def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("lacking", ["a folder", "room"])
-def test_a_result_that_cannot_be_kept_is_a_warning_at_the_line_and_not_lost(recorded_frames, tmp_path, lacking):
+def test_a_result_that_cannot_be_kept_is_a_warning_at_the_line_and_not_lost(
+    recorded_frames, tmp_path, recwarn, lacking
+):
     if lacking == "a folder":
         recorded_frames.parent.joinpath("results").touch()
         recorded_frames.touch()
-    with full_disk(10), pytest.warns(UnkeptWarning, match="set LABKIT_RESULTS to another folder") as warned:
+    with full_disk(10):
         frame = lk.compare({"a": lambda: [1]}, baseline="a", rounds=2, warmups=0, experiment="kept")
         told = course.result("00_measure", "It is so.")
-    assert [warning.filename for warning in warned] == [__file__] * 2
+    assert [(one.category, one.filename) for one in recwarn] == [(UnkeptWarning, __file__)] * 2
+    assert "set LABKIT_RESULTS to another folder" in str(recwarn.pop().message)
     assert len(frame) == 2
     assert "It is so." in repr(told)
     remedy = tmp_path / "another folder" / "frames"
