@@ -74,7 +74,7 @@ def note_unknown_class(error: BaseException) -> None:
         if not methods or (methods[0] or multiprocessing.get_start_method()) == "fork":
             continue
         parts = [getattr(batches, name, None) for name in ("_dataset", "_collate_fn", "_worker_init_fn")]
-        own = [part if hasattr(part, "__qualname__") else type(part) for part in parts]
+        own: list[Any] = [part if hasattr(part, "__qualname__") else type(part) for part in parts]
         if names := [part.__qualname__ for part in own if part.__module__ == "__main__"]:
             error.add_note(
                 f"Workers that are spawned, or come from a fork server, import {names[0]}, and cannot where a cell "
