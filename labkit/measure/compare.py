@@ -236,8 +236,7 @@ class _Runner:
         torch = sys.modules.get("torch")
         n_threads = torch.get_num_threads() if torch else None
         keep_freed_memory()  # else a rate depends on what this process ran before
-        bars = progress_bar(show=progress, unit="run")
-        with _frozen_heap(), PeakMemory() as memory, bars as bar:
+        with progress_bar(show=progress, unit="run") as bar, _frozen_heap(), PeakMemory() as memory:
             while active:
                 memory.is_sampled = number == 0
                 if number == warmups:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import platform
 import re
@@ -173,12 +174,18 @@ def test_run_saved_and_opened_again_it_looks_as_before_without_its_progress_bars
     shown = notebook.page.locator(".jp-OutputArea").all_inner_texts()
     notebook.save()
     again = notebook.again(NAME)
-    assert again.page.locator(".jp-OutputArea").all_inner_texts() == shown
+    again.page.wait_for_function(
+        SHOWS, arg=json.dumps(shown, ensure_ascii=False, separators=(",", ":")), timeout=60_000
+    )  # tables come later
     assert not [text for text in shown if "displaying widget" in text or "run/s" in text]
     assert "widget" not in (notebook.folder / NAME).read_text()
     again.page.context.close()
 
 
+SHOWS = """shown => {
+    const areas = [...document.querySelectorAll('.jp-OutputArea')]
+    return JSON.stringify(areas.map(area => area.innerText)) == shown
+}"""
 INFORMED = """() => {
     const kernel = jupyterapp.shell.currentWidget.sessionContext.session?.kernel
     return kernel?.connectionStatus == 'connected' && kernel.requestKernelInfo()
