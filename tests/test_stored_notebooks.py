@@ -19,7 +19,8 @@ from tests.paths import REPO
 
 PATHS = sorted((REPO / "notebooks").glob("*.ipynb"))
 PARTS = ("Question", "Result", "Do this", "Not if", "Prerequisites", "Minutes")  # of the first cell, in this order
-MAX_CELLS, MAX_WORDS, MAX_LINES = 35, 1150, 15
+MAX_CELLS, MAX_WORDS = 35, 1150
+MAX_LINES, MAX_COLUMNS = 20, 95  # of a cell; a window of 1280 pixels cuts off what is longer
 FOLDER = re.compile(r"(?<![\w.])/(home|root|tmp|usr|work|Users|mnt|opt|var)/")
 PLOT = re.compile(r"^(ax = )?(?:lk|course)\.plot_\w+\(", re.MULTILINE)
 
@@ -59,6 +60,7 @@ def test_it_answers_first_and_is_short(path):
     assert len(node.cells) <= MAX_CELLS
     assert len(words) <= MAX_WORDS
     assert max(map(len, lines)) <= MAX_LINES
+    assert [line for cell in code_of(path) for line in cell.source.splitlines() if len(line) > MAX_COLUMNS] == []
     assert "NBVAL_CHECK_OUTPUT" in str(node)
     assert re.search(rf'course\.result\(\s*"{path.stem}"', node.cells[-1].source)
     assert "Next:" in str(node) or path == PATHS[-1]

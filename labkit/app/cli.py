@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from labkit import __version__
 from labkit.app.gone import Commands, refuse_gone
 from labkit.app.scripts import end_unprinted, one_line_errors
 from labkit.app.site import site
-from labkit.errors import ArgumentError
+from labkit.errors import ArgumentError, StorageError
 from labkit.util.process import print_utf8
 
 _FLAGS = {r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality"}
@@ -280,20 +281,31 @@ def convert(
 
 
 @app.command()
-def lab(port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888) -> None:
+def lab(
+    port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888,
+    browser: Annotated[bool, typer.Option(help="Open it in a browser, or only print its address.")] = True,
+) -> None:
     """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
     from labkit.app import jupyter as lab_server
-    from labkit.app.notebooks import update_copies
+    from labkit.app.notebooks import find_notebooks, update_copies
+    from labkit.app.recording import REMEDY
     from labkit.measure.recorder import RESULTS_VARIABLE
+    from labkit.util.files import check_writable
     from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id
 
     with one_line_errors("labkit", OSError):
         folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
-    os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
+    results = os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
+    try:
+        check_writable(Path(results).expanduser(), REMEDY)
+    except StorageError as error:  # a reader can do without
+        typer.echo(f"labkit: no result will be kept: {error}", err=True)
 
     # -P: modules in the file's folder must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]
-    command.append(f"--ServerApp.root_dir={folder}")
+    command += [f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{find_notebooks()[0].path.name}"]
+    if not browser:
+        command.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     os.execv(sys.executable, command)  # noqa: S606 - not a child process: ending this command ends JupyterLab

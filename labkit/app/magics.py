@@ -1,12 +1,15 @@
 """`%%variant LABEL`: like `%%timeit`, but its runs go into a frame. `%%watch`: what a training in a cell waits for."""
 
+import ast
 from collections.abc import Iterator
+from contextlib import suppress
 from types import CodeType
+from typing import Any
 
 import pandas as pd
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, magics_class, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
@@ -14,6 +17,7 @@ from labkit.errors import NothingSeen
 from labkit.measure.compare import compare
 from labkit.util.machine import scale
 from labkit.watching.program import watch
+from labkit.watching.watched import Watched
 
 
 @magics_class
@@ -38,7 +42,7 @@ class VariantMagics(Magics):
         options = parse_argstring(self.variant, line)
         label = options.label.strip("\"'")
         earlier = self._find_frame(options.into)
-        code = compile(self.shell.transform_cell(cell), f"<variant {label}>", "exec")
+        code, _ = self._compile(cell, has_value=False)
         runs = compare(
             {label: lambda: self._run_cell(code, options.images)},
             baseline=label, rounds=options.rounds or scale().rounds, warmups=options.warmups,
@@ -50,18 +54,44 @@ class VariantMagics(Magics):
 
     @magic_arguments()
     @argument("name", nargs="?", default="watched", help="name for the report (default: watched)")
+    @output_can_be_silenced
     @cell_magic
-    def watch(self, line: str, cell: str) -> None:
-        """Run this cell and show what its training waited for; the cell itself stays as it is."""
+    def watch(self, line: str, cell: str) -> Any:
+        """Run this cell and show what its training waited for; the cell itself stays as it is.
+
+        A cell that is interrupted, or raises an error, is reported on as far as it came. The value of the last line is
+        shown, as that of any cell.
+        """
         name = parse_argstring(self.watch, line).name
-        code = compile(self.shell.transform_cell(cell), "<watch>", "exec")
-        with watch() as watched:
-            exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
+        self.shell.user_ns.pop(name, None)  # of an earlier run
+        code, last = self._compile(cell, has_value=True)
         try:
-            self.shell.user_ns[name] = watched.report()
+            with watch() as watched:
+                exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
+                value = last and eval(last, self.shell.user_ns)  # noqa: S307 - as its last line
+        except BaseException:
+            with suppress(NothingSeen):
+                self._show_report(watched, name)
+            raise
+        try:
+            self._show_report(watched, name)
         except NothingSeen as error:
             raise UsageError(str(error)) from None
+        return value
+
+    def _show_report(self, watched: Watched, name: str) -> None:
+        self.shell.user_ns[name] = watched.report()
         display(self.shell.user_ns[name])
+
+    def _compile(self, cell: str, *, has_value: bool) -> tuple[CodeType, CodeType | None]:
+        """A cell's code, known to tracebacks by its lines; with `has_value`, an expression in the last line apart."""
+        source = self.shell.transform_cell(cell)
+        file = self.shell.compile.cache(source, self.shell.execution_count, raw_code=cell)
+        tree: Any = self.shell.compile.ast_parse(source, filename=file)
+        last = None
+        if has_value and tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = compile(ast.Expression(tree.body.pop().value), file, "eval")
+        return self.shell.compile(tree, file, "exec"), last
 
     def _run_cell(self, code: CodeType, n_images: int) -> Iterator[int]:
         exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran

@@ -163,14 +163,15 @@ class _Loop(asyncio.SelectorEventLoop):
 COPIES = Path("labkit-notebooks")
 SCRIPTS = "data_scripts"  # next to the notebooks, which name it
 
-_RECORD = ".labkit-copies.json"  # name of a copy -> SHA-256 of what labkit wrote there
+_RECORD = ".labkit-copies.json"  # name of a copy -> digests of what labkit wrote there
 
 
 def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER) -> Path:
     """Copy the wheel's notebooks and scripts to `./labkit-notebooks`, or to the current folder if that is what it is.
 
     Missing copies are made, and those that the reader has not edited are replaced by newer versions. An edited copy
-    stays as it is.
+    stays as it is. A notebook is edited if the source of a cell differs: running it is no edit, nor is opening it in
+    JupyterLab, which writes down the kernel's version.
 
     Args:
         say: Called with a line for each edited copy that has a newer version, and one if anything was copied.
@@ -189,17 +190,18 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
     n_written = 0
     try:
         with file_lock(folder / f"{_RECORD}.lock"):
-            recorded: dict[str, str] = {}
+            recorded: dict[str, Any] = {}
             with suppress(ValueError):  # without its record, every copy that differs counts as edited
                 recorded = read_record(folder / _RECORD) or {}
             for name, source in sources.items():
                 copy, data = folder / name, source.read_bytes()
-                newest = hashlib.sha256(data).hexdigest()
-                found = hashlib.sha256(copy.read_bytes()).hexdigest() if copy.exists() else None
-                if found in (None, recorded.get(name)) and found != newest:
+                newest, written = _digests(data), recorded.get(name)
+                found = _digests(copy.read_bytes()) if copy.exists() else None
+                is_own = isinstance(written, list) and found is not None and found[1:] == written[1:]
+                if found is None or (is_own and newest not in (found, written)):
                     write_atomic(copy, data)
                     n_written += 1
-                elif found != newest and recorded.get(name) != newest:
+                elif found[1] != newest[1] and written != newest:
                     say(f"{copy} has your edits and stays as it is: move it away to get the newer version")
                     continue
                 recorded[name] = newest
@@ -211,3 +213,12 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
     if n_written:
         say(f"{folder}: {n_written} files copied")
     return folder
+
+
+def _digests(data: bytes) -> list[str]:
+    """SHA-256 of a file, and of what a reader edits in it: of a notebook, the sources of its cells."""
+    edited = data
+    with suppress(ValueError, KeyError, TypeError):  # another file
+        cells = json.loads(data)["cells"]
+        edited = json.dumps([[cell["cell_type"], "".join(cell["source"])] for cell in cells]).encode()
+    return [hashlib.sha256(part).hexdigest() for part in (data, edited)]

@@ -4,11 +4,13 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.measure.recorder import RESULTS_VARIABLE, set_recorder
 from labkit.util.files import write_atomic
+from labkit.util.process import warn_caller
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,21 +24,38 @@ _MAX_STEM_LENGTH = 100  # characters
 class FolderRecorder:
     """Writes each experiment's frame to a folder, as CSV, and notebooks' results to `results/` next to it, as JSON.
 
+    What cannot be written is a warning: a measurement that took minutes is not lost with its file.
+
     Args:
         frames: The folder of the frames; made when something is recorded.
     """
 
     def __init__(self, frames: str | os.PathLike):
-        self.frames = Path(frames).absolute()
+        self.frames = Path(frames).expanduser().absolute()
         self.results = self.frames.parent / "results"
 
     def record_frame(self, frame: "pd.DataFrame") -> None:
         from labkit.measure.frames import save_frame
 
-        save_frame(frame, self.frames / f"{file_stem(frame['experiment'].iloc[0])}.csv")
+        path = self.frames / f"{file_stem(frame['experiment'].iloc[0])}.csv"
+        _try(lambda: save_frame(frame, path))
 
     def record_result(self, notebook: str, record: dict[str, Any]) -> None:
-        write_atomic(self.results / f"{notebook}.json", json.dumps(record, indent=1).encode())
+        _try(lambda: write_atomic(self.results / f"{notebook}.json", json.dumps(record, indent=1).encode()))
+
+
+def _try(write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        warn_caller(f"the result is not kept for the report ({error}): {REMEDY}", UnkeptWarning)
+
+
+REMEDY = "make room there, or set LABKIT_RESULTS to another folder and start again"
+
+
+class UnkeptWarning(UserWarning):
+    """A frame or a result could not be written to the folder of results."""
 
 
 def record_to_results_folder() -> None:

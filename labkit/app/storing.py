@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from ipykernel.kernelspec import get_kernel_dict
 from nbformat.v4 import new_output
 from PIL import Image
 
@@ -168,13 +169,15 @@ def with_table(readme: str, table: str) -> str:
 
 
 def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:
-    """The executed notebook as a file, without metadata that editors and kernels add.
+    """The executed notebook as a file, without metadata that editors add.
 
-    A cell's instability warnings move into its printed output: as warnings, they name a temporary file.
+    What it says about its kernel is what JupyterLab would write, for which an opened notebook is not a changed one. A
+    cell's instability warnings move into its printed output: as warnings, they name a temporary file.
     """
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    kernel = {name: get_kernel_dict()[name] for name in ("display_name", "language")} | {"name": "python3"}
+    language = run.node.metadata.get("language_info", {"name": "python"})  # as the kernel said
     own = {**about, "seconds": round(run.seconds)}
-    run.node.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}, "labkit": own})
+    run.node.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": language, "labkit": own})
     for cell in run.node.cells:
         cell.metadata.pop("execution", None)
         if reasons := _INSTABILITY.findall(_stderr(cell)):

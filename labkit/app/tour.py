@@ -10,10 +10,9 @@ from labkit.app.notebooks import Executed, Notebook, execute, find_notebooks, up
 from labkit.app.storing import describe_run, refusal, store_all, unstable_variants
 from labkit.app.tour_page import write_index
 from labkit.data.samples import make_photos
-from labkit.errors import StorageError
 from labkit.measure.recorder import RESULTS_VARIABLE
-from labkit.util.files import write_atomic
-from labkit.util.machine import IS_CLONE, THOROUGH_VARIABLE, env_id, labkit_home, photo_root, scale
+from labkit.util.files import check_writable, write_atomic
+from labkit.util.machine import IS_CLONE, THOROUGH_VARIABLE, env_id, photo_root, scale
 from labkit.util.redact import redact
 
 console = Console()
@@ -41,6 +40,7 @@ def run_tour(
         ValueError: these notebooks cannot be stored, or a recorded frame cannot be read; says why.
         OSError: files cannot be written.
     """
+    check_writable(results.resolve() / env_id(), "run labkit in another folder, or make room there")
     about = describe_run(only) if store_outputs else None
     notebooks = find_notebooks(only)
     if not IS_CLONE:
@@ -98,13 +98,8 @@ def make_scale_photos() -> None:
     Raises:
         OSError: the disk is full or not writable; the message names the folder and the remedy.
     """
-    try:
-        make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
-        make_photos(photo_root("camera"), scale().n_camera, profile="camera")
-    except OSError as error:
-        raise StorageError(
-            f"{labkit_home()} cannot be written to ({error}): set LABKIT_HOME to another folder"
-        ) from error
+    make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
+    make_photos(photo_root("camera"), scale().n_camera, profile="camera")
 
 
 def _run(notebook: Notebook, title: str, folder: Path, thorough: bool) -> Executed:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from labkit.measure.frames import COLUMNS
 from labkit.measure.statistics import summarize
 
 Judge = Callable[[Any], object]
@@ -37,11 +38,11 @@ def check(answer: Any, expected: Any) -> None:
         return
     asked = _until_answered(answer) if callable(answer) else answer
     try:
-        if callable(answer) and isinstance(expected, Mapping):
+        if isinstance(expected, Mapping) and not isinstance(answer, Mapping):
             for case, right in expected.items():
                 arguments = case if isinstance(case, tuple) else (case,)
                 found = asked(*arguments)
-                shown = f"{answer.__name__}({', '.join(map(repr, arguments))})"
+                shown = f"{_name_of(answer)}({', '.join(map(repr, arguments))})"
                 _expect(is_close(found, right), f"{shown} gave {found!r}; {right!r} is right")
         elif callable(expected):
             expected(asked)
@@ -52,9 +53,21 @@ def check(answer: Any, expected: Any) -> None:
     except AssertionError as error:
         print(f"not yet: {error}")
     except Exception as failure:
-        print(f"not yet: the answer raised {type(failure).__name__}: {failure}")
+        is_no_function = not callable(answer) and isinstance(failure, TypeError) and "not callable" in str(failure)
+        raised = f"the answer raised {type(failure).__name__}: {failure}"
+        print(f"not yet: {_no_function(answer) if is_no_function else raised}")
     else:
         print("right")
+
+
+def _no_function(answer: Any) -> str:
+    return f"the answer has to be a function, and {answer!r:.100} is a {type(answer).__name__}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """A function's name, that of what a `functools.partial` calls, or that of an object's class."""
+    function = getattr(function, "func", function)
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def is_close(found: Any, right: Any) -> bool:
@@ -81,7 +94,9 @@ def own_runs(*, rounds: int = 3, widest: float = 0.5, speedup: float = 0) -> Jud
     """
 
     def judge(frame: Any) -> None:
-        is_frame = isinstance(frame, pd.DataFrame) and "images_per_s" in frame
+        is_frame = isinstance(frame, pd.DataFrame) and set(COLUMNS) <= set(frame)
+        is_summary = isinstance(frame, pd.DataFrame) and "verdict" in frame
+        _expect(not is_summary, "this is a summary: pass the frame from lk.compare itself")
         _expect(is_frame, f"a {type(frame).__name__} is not a frame from lk.compare")
         is_ours = frame["experiment"].astype(str).str.match(r"\d\d ").any()
         _expect(not is_ours, "this is an experiment of the notebook; run one of your own")

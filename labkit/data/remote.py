@@ -375,8 +375,8 @@ def _why_unknown(place: str) -> str:
         return f"fsspec knows no scheme {place.partition('://')[0]!r}"
     if os.path.exists(place):
         return "it is a file. Name the folder that it lies in; lk.PixelStore(path) opens what lk.PixelStore.build made"
-    if place.startswith("~") or "$" in place:
-        return "~ and variables are not expanded: pass os.path.expanduser(path), or os.path.expandvars(path)"
+    if "$" in place:
+        return "variables are not expanded: pass os.path.expandvars(path)"
     if any(sign in place for sign in "*?["):
         return "wildcards are not expanded: name the folder, and choose some of its images by keys="
     if _ALMOST_URL.match(place):

@@ -22,7 +22,6 @@ from PIL import Image, ImageEnhance
 from labkit.util.arguments import require_choice, require_int, require_local_path, require_seed
 from labkit.util.files import (
     atomic_path,
-    check_count,
     claim_folder,
     damage_named,
     require_room,
@@ -99,7 +98,8 @@ def make_photos(
     """Make `count` JPEG photos under `root`, one folder per class, and a manifest with their checksums.
 
     A rerun makes only what is missing; a file that has its name is whole. The same (profile, seed) gives the same bytes
-    for any `count`, engine and number of threads, with the same Pillow and NumPy.
+    for any `count`, engine and number of threads, with the same Pillow and NumPy. A folder that holds more photos of
+    that set keeps them: they are the first `count`, and others.
 
     Args:
         root: Folder to fill; made if missing.
@@ -125,7 +125,7 @@ def make_photos(
     settings = {"profile": require_choice("profile", profile, PROFILES), "seed": seed}
     count = require_int("count", count)
     check_engine(engine, num_threads, address)
-    manifest = _claim_folder(root, settings, count)
+    manifest = _claim_folder(root, settings)
     missing = [number for number in range(count) if not _is_done(root, manifest, photo_key(number))]
     if not missing:
         return root
@@ -217,13 +217,11 @@ def _is_done(root: Path, manifest: dict[str, dict], key: str) -> bool:
     return row is not None and path.is_file() and path.stat().st_size == row["bytes"]
 
 
-def _claim_folder(root: Path, settings: dict, count: int) -> dict[str, dict]:
+def _claim_folder(root: Path, settings: dict) -> dict[str, dict]:
     """Rows of the photos that an earlier run finished, by key."""
     content = claim_folder(root, MANIFEST, {"settings": settings, "photos": []}, what="photos", key="settings")
     with damage_named(root / MANIFEST):
-        rows = {os.fspath(row["key"]): row for row in content["photos"] if row["bytes"]}
-    check_count(root, len(rows), count, what="photos")
-    return rows
+        return {os.fspath(row["key"]): row for row in content["photos"] if row["bytes"]}
 
 
 LIST_NAME = "filename_list_train.txt"
@@ -255,7 +253,8 @@ def make_depth(
         root/train.tar                                        with `tar=True`: as `cd train && tar -cf ../train.tar .`
 
     A rerun makes only what is missing; a file that has its name is whole. The same seed gives the same bytes for any
-    `count` and number of workers, with the same Pillow, NumPy and scikit-image.
+    `count` and number of workers, with the same Pillow, NumPy and scikit-image. A folder that holds more pairs of that
+    seed keeps them, and the list names the first `count`.
 
     Args:
         root: Folder to fill; made if missing.
@@ -267,7 +266,7 @@ def make_depth(
         `root` as a Path.
 
     Raises:
-        ValueError: `count` below 1, or `root` holds something else, another seed, or more pairs; names the remedy.
+        ValueError: `count` below 1, or `root` holds something else, or another seed; names the remedy.
         ItemErrors: some pairs could not be made.
 
     Source: Scharstein et al., GCPR 2014 (see `skimage.data`). Taught in: notebooks/09_marigold_storage.ipynb
@@ -276,7 +275,6 @@ def make_depth(
     root = require_local_path("root", root)
     folder = root / FOLDER_NAME
     claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
-    check_count(root, len(list(folder.glob("*/rgb_*.png"))), count, what="depth pairs")
     map_items(
         partial(_make_pair, folder, seed), range(count), engine=engine, num_workers=num_workers, address=address,
         is_done=lambda number: all((folder / name).is_file() for name in pair_names(number)), progress=progress,

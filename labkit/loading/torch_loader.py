@@ -17,7 +17,6 @@ import signal
 import sys
 import tempfile
 import threading
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -39,7 +38,7 @@ from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_rep
 from labkit.loading.seeding import RandomSources, SeededIndices
 from labkit.util.arguments import kind_of, require_callable, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
-from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state
+from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state, warn_caller
 
 _MAX_SOCKET_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # of the 107 of a socket's path on Linux
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
@@ -128,7 +127,7 @@ def cores_per_rank() -> int:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, LoaderWarning, stacklevel=4)
+    warn_caller(message, LoaderWarning)
 
 
 _SLOW_IMPORTS = ("torchvision.transforms", "torchvision.transforms.v2", "albumentations", "kornia", "cv2", "simplejpeg")

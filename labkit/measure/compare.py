@@ -27,7 +27,7 @@ from labkit.measure.unchanged import unchanged
 from labkit.measure.usage import PeakMemory, tree_usage
 from labkit.util.arguments import is_number, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import is_thorough, scale
-from labkit.util.process import keep_freed_memory, progress_bar
+from labkit.util.process import keep_freed_memory, note_unknown_class, progress_bar
 from labkit.util.redact import contains_secret, redact
 
 # Taken from the iterable, if it has them: a loader that works outside this process tree reports its own rate and costs.
@@ -247,8 +247,9 @@ class _Runner:
         torch = sys.modules.get("torch")
         n_threads = torch.get_num_threads() if torch else None
         keep_freed_memory()  # else a rate depends on what this process ran before
-        bars = progress_bar(show=progress, unit="run")
-        with unchanged() as keep, _frozen_heap(), PeakMemory() as memory, bars as bar:
+        with (
+            progress_bar(show=progress, unit="run") as bar, unchanged() as keep, _frozen_heap(), PeakMemory() as memory,
+        ):  # fmt: skip
             while active:
                 memory.is_sampled = number == 0
                 if number == warmups:
@@ -290,6 +291,7 @@ class _Runner:
         except NoBatch:
             raise VariantError(redact(f"variant {label!r} yielded no batch"), label) from None
         except Exception as error:
+            note_unknown_class(error)
             lines = [f"variant {label!r} raised {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
             raise VariantError(redact("\n".join(lines)), label) from (None if contains_secret(error) else error)
         if not measured["n_images"]:

@@ -37,7 +37,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.errors import ArgumentError, WrongTypeError
-from labkit.util.arguments import require_a, require_file, require_int
+from labkit.util.arguments import require_a, require_file, require_int, require_local_path
 from labkit.util.files import write_atomic
 from labkit.util.machine import device_kind, env_id, scale
 from labkit.util.redact import redact
@@ -153,8 +153,9 @@ def save_frame(frame: pd.DataFrame, path: str | os.PathLike) -> Path:
     text = frame.to_csv(index=False)
     if "\r" in text:  # in a label: pandas quotes it only if lines end with it too
         text = frame.to_csv(index=False, lineterminator="\r\n")
-    write_atomic(Path(path), text.encode("utf-8", "surrogateescape"))  # labels may be file names
-    return Path(path)
+    path = require_local_path("path", path)
+    write_atomic(path, text.encode("utf-8", "surrogateescape"))  # labels may be file names
+    return path
 
 
 def load_frame(path: str | os.PathLike) -> pd.DataFrame:

@@ -4,6 +4,7 @@ All figures look alike: one width, text that can be read at 600 pixels, one set 
 """
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from textwrap import fill, wrap
 from typing import Any
 
@@ -18,7 +19,7 @@ from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from labkit.measure.frames import measured_runs
-from labkit.measure.recorder import guesses
+from labkit.measure.recorder import guesses, unmarked
 from labkit.measure.statistics import (
     are_interleaved,
     describe,
@@ -28,6 +29,7 @@ from labkit.measure.statistics import (
     quiet_summary,
 )
 from labkit.util.arguments import require_a, require_choice
+from labkit.util.process import warn_caller
 
 WIDTH_IN = 7.0  # of every figure: on a page 600 pixels wide the smallest text is then 10.7 pixels high
 SMALL_PT = 9.0  # the smallest text
@@ -154,6 +156,8 @@ def plot_speedup(
             style: dict[str, Any] = {"marker": "v", "s": 70, "color": GUESS, "zorder": 4, "label": "your prediction"}
             ax.scatter(guess.speedup, row - 0.28, **style)
             marks.append(guess.speedup)
+            unmarked.discard(label)
+    _warn_of_misspelt(list(others.index))
     named = [name_storage(label, runs) for label in others.index]
     name_rows(ax, named)
     ax.set(xlabel=f"speed-up over {name_storage(base, runs)} (x)")
@@ -170,6 +174,18 @@ def plot_speedup(
     told = title or describe(others.set_axis(named), name_storage(base, runs), of and name_storage(of, runs))
     write_title(ax, told)
     return ax
+
+
+def _warn_of_misspelt(labels: list[str]) -> None:
+    """Warn of predictions that no plot has shown and whose label is almost that of a variant here."""
+    for label in sorted(name for name in unmarked if guesses.get(name) and name not in labels):
+        if similar := get_close_matches(label, labels, n=1):
+            unmarked.discard(label)
+            warn_caller(
+                f"you predicted {label!r}, and no variant has that name: if {similar[0]!r} is meant, pass it to "
+                "course.predict",
+                UserWarning,
+            )
 
 
 _SPAN_KINDS = ("load", "wait", "copy", "step", "compute")

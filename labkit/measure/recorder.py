@@ -47,3 +47,4 @@ class Prediction:
 
 # Label -> guess, None while the reader has not made one. `course.predict` fills it, `plot_speedup` marks the guesses.
 guesses: dict[str, Prediction | None] = {}
+unmarked: set[str] = set()  # labels of guesses that no plot has shown yet

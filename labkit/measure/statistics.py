@@ -1,6 +1,5 @@
 """Medians, paired speed-ups with intervals, verdicts, and the sentences that state them."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from labkit.errors import ArgumentError
 from labkit.measure.frames import measured_runs
 from labkit.util.arguments import require_choice
 from labkit.util.machine import usable_cores
+from labkit.util.process import warn_caller
 
 CONFIDENCE = 0.95  # of the interval that is shown, from which a reader can tell the verdict
 
@@ -115,6 +115,15 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
 
     Taught in: notebooks/00_measure.ipynb
     """
+    summary = quiet_summary(frame, baseline)
+    for variant, note in summary["note"].items():
+        if "unstable" in note:
+            warn_caller(f"{variant}: {note}", InstabilityWarning)
+    return summary
+
+
+def quiet_summary(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
+    """`summarize` without its warning, for callers that use the column `note` or the interval."""
     runs = measured_runs(frame)
     if runs.empty:
         raise ArgumentError("the frame holds no run besides warm-ups")
@@ -131,11 +140,7 @@ def summarize(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     base = runs[runs["variant"] == baseline]
     peak_mem_mb = frame.groupby("variant")["peak_mem_mb"].max()  # taken in warm-ups
     rows = [_summarize_variant(own, base, peak_mem_mb[name]) for name, own in runs.groupby("variant", sort=False)]
-    summary = _Summary(pd.DataFrame(rows).set_index("variant"))
-    for variant, note in summary["note"].items():
-        if "unstable" in note:
-            warnings.warn(f"{variant}: {note}", InstabilityWarning, stacklevel=2)
-    return summary
+    return _Summary(pd.DataFrame(rows).set_index("variant"))
 
 
 class _Summary(pd.DataFrame):
@@ -143,13 +148,6 @@ class _Summary(pd.DataFrame):
 
     def __repr__(self) -> str:
         return self.to_string()
-
-
-def quiet_summary(frame: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
-    """`summarize` without its warning, for callers that use the column `note` or the interval."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InstabilityWarning)
-        return summarize(frame, baseline)
 
 
 def paired_ratios(own: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:

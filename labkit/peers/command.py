@@ -1,6 +1,5 @@
 """What `python -m labkit peers` prints and writes."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from labkit.measure.plots import WIDTH_IN
 from labkit.peers.peer import CLASSES, OWN_PHOTOS, missing_modules
 from labkit.peers.ranking import leaders, left_out, peer_table, plot_peers, shown_tables
 from labkit.peers.registry import PEERS, compare_own, compare_peers
-from labkit.util.files import write_atomic
+from labkit.util.files import check_writable, write_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import png_bytes
 
@@ -69,9 +68,7 @@ def run_peers(
     """
     title = OWN_PHOTOS.title if own else CLASSES[peer_class].title
     folder = results.resolve() / env_id()
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):  # what cannot be written to is refused now, not after the measurement
-        pass
+    check_writable(folder, "run labkit in another folder, or make room there")
     if own:
         frame = compare_own(own, only=only, rounds=rounds)
     else:

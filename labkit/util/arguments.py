@@ -91,10 +91,11 @@ def check_normalization(mean: Any, std: Any) -> None:
 
 
 def require_path(name: str, value: Any, *, what: str = "a path, such as 'data/photos'") -> str:
-    """`value` as text, if it is a path or URL; else TypeError, which says `what` it should be."""
+    """`value` as text, with `~` for a home folder expanded, if it is a path or URL; else TypeError, which says `what`
+    it should be."""
     if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str):
         raise WrongTypeError(f"{name} must be {what}: got {_shown(value)}")
-    return path
+    return os.path.expanduser(path)
 
 
 def require_local_path(name: str, value: Any) -> Path:

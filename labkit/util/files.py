@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from labkit.errors import ArgumentError, OperationError, StorageError
+from labkit.errors import ArgumentError, LabkitError, OperationError, StorageError
 from labkit.util.machine import labkit_home
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")  # what labkit decodes
@@ -287,6 +287,36 @@ _remove_leftovers_once = cache(remove_leftovers)
 REMEDY = "choose another folder, or remove what labkit made there"
 
 
+@contextmanager
+def writing_to(folder: Path, remedy: str = "") -> Iterator[None]:
+    """Turn the system's error where nothing can be written to `folder` into a StorageError that names the remedy."""
+    try:
+        yield
+    except OSError as error:
+        # Another process may have ended the same job meanwhile, and removed what it no longer needs.
+        if isinstance(error, LabkitError) or (isinstance(error, FileNotFoundError) and folder.exists()):
+            raise
+        with suppress(StorageError):  # a user without a home folder
+            if not remedy and folder.absolute().is_relative_to(labkit_home().absolute()):
+                folder, remedy = labkit_home(), "set LABKIT_HOME to another folder"
+        raise StorageError(f"{folder} cannot be written to ({error}): {remedy or 'choose another folder'}") from error
+
+
+def check_writable(folder: Path, remedy: str) -> None:
+    """Make a folder, and write to it for a moment, before a long work whose results go there.
+
+    Raises:
+        StorageError: it cannot be made, or takes nothing; names it and the remedy.
+    """
+    with writing_to(folder, remedy):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_LEAST_ROOM))
+
+
+_LEAST_ROOM = 1 << 20  # bytes, about those of a report's page
+
+
 def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key: str | None = None) -> dict:
     """Claim `folder` for the job that `record` describes.
 
@@ -305,6 +335,8 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
     """
     if folder.exists() and not folder.is_dir():
         raise ArgumentError(f"{folder} is a file, and {what} go into a folder: choose another name")
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     path, own_name = folder / record_name, Path(record_name).parts[0]
     # Listed before the record is read: another process that runs the same job may write it in between.
     foreign = foreign_names(folder, lambda name: name == own_name)
@@ -312,7 +344,8 @@ def claim_folder(folder: Path, record_name: str, record: dict, *, what: str, key
     if found is None:
         if foreign:
             raise ArgumentError(f"{folder} holds no {what}, but {foreign[0]!r}: choose a new folder, or an empty one")
-        write_record(path, record)
+        with writing_to(folder):
+            write_record(path, record)
         return record
     with damage_named(path):
         check_same_job(folder, found if key is None else found[key], record if key is None else record[key], what=what)
@@ -330,12 +363,6 @@ def check_same_job(target: object, found: dict, asked: dict, *, what: str) -> No
             for name in names
         )
         raise ArgumentError(f"{target} holds other {what} ({listed}): {REMEDY}")
-
-
-def check_count(folder: Path, n_found: int, n_asked: int, *, what: str) -> None:
-    """Raise ValueError where a folder holds more items than asked for: a job adds items and never removes one."""
-    if n_found > n_asked:
-        raise ArgumentError(f"{folder} holds {n_found} {what}, more than {n_asked}: {REMEDY}")
 
 
 def foreign_names(folder: Path, is_own: Callable[[str], bool]) -> list[str]:
@@ -418,8 +445,9 @@ class ScratchFolder:
     """
 
     def __init__(self, folder: Path | str | None = None):
-        parent = Path(folder or labkit_home() / "photos")
-        parent.mkdir(parents=True, exist_ok=True)
+        parent = Path(folder or labkit_home() / "photos").expanduser()
+        with writing_to(parent):
+            parent.mkdir(parents=True, exist_ok=True)
         for abandoned in parent.glob(_PATTERN):
             with suppress(OSError):  # in use, not a folder, or owned by another user
                 lock = _open_folder(abandoned)
@@ -429,7 +457,8 @@ class ScratchFolder:
                 finally:
                     os.close(lock)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.absolute()))
+            with writing_to(parent):
+                self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.absolute()))
             with suppress(FileNotFoundError):  # another process removed it before it was locked
                 lock = _open_folder(self.path)
                 with suppress(OSError):

@@ -150,7 +150,7 @@ def is_thorough() -> bool:
 def photo_root(profile: str) -> Path:
     """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
 
-    The number of photos is in its name, so that no set ever needs to shrink.
+    The number of photos is in its name: a scale reads those that it is about, unless a reader has added others.
     """
     count = scale().n_camera if profile == "camera" else scale().n_photos
     return labkit_home() / "photos" / f"{profile}-{count}"
@@ -158,9 +158,9 @@ def photo_root(profile: str) -> Path:
 
 def labkit_home() -> Path:
     """labkit's own folder: `LABKIT_HOME`, by default `~/.cache/labkit`. OSError: there is neither."""
-    if chosen := os.environ.get("LABKIT_HOME"):
-        return Path(chosen)
     try:
+        if chosen := os.environ.get("LABKIT_HOME"):
+            return Path(chosen).expanduser()
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:  # a container's user without an entry
         raise StorageError(

@@ -1,6 +1,7 @@
 """This process: its allocator and threads, its rank, its random state, values made once, its output and bars."""
 
 import io
+import multiprocessing
 import os
 import random
 import sys
@@ -8,10 +9,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from labkit.util.machine import main_is_script
+
 if TYPE_CHECKING:  # commands that need none of them start without
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
 _LARGEST_BLOCK_BYTES = 32 * 2**20 - 2**16  # glibc learns from blocks of at most 32 MiB, header and rounding included
 
@@ -71,6 +75,30 @@ def closing_pass(batches: Iterator[Any], loader: Any) -> Iterator[Iterator[Any]]
     finally:
         if not isinstance(loader, Iterator):
             getattr(batches, "close", lambda: None)()
+
+
+def note_unknown_class(error: BaseException) -> None:
+    """Note why workers of torch's `DataLoader` ended, where they cannot have the class that a notebook's cell defines.
+
+    torch says no more than that a worker exited: what went wrong, it says on a stderr that a notebook may not show.
+    """
+    if "exited unexpectedly" not in str(error) or main_is_script():
+        return
+    for frame, _ in walk_tb(error.__traceback__):
+        batches = frame.f_locals.get("self")
+        methods = [getattr(worker, "_start_method", None) for worker in getattr(batches, "_workers", ())]
+        if not methods or (methods[0] or multiprocessing.get_start_method()) == "fork":
+            continue
+        parts = [getattr(batches, name, None) for name in ("_dataset", "_collate_fn", "_worker_init_fn")]
+        own: list[Any] = [part if hasattr(part, "__qualname__") else type(part) for part in parts]
+        if names := [part.__qualname__ for part in own if part.__module__ == "__main__"]:
+            error.add_note(
+                f"Workers that are spawned, or come from a fork server, import {names[0]}, and cannot where a cell "
+                "defines it. Write it into a file: put its code and its imports into a cell that begins with "
+                f"`%%writefile my_data.py`, run that cell, and then `from my_data import {names[0]}`. "
+                "Or use lk.make_loader, whose workers take it from the notebook"
+            )
+            return
 
 
 def number_in_environment(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
@@ -159,11 +187,27 @@ class PerProcess(Lazy[Made]):
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the line that called labkit: once there, whichever of its functions finds the reason."""
+    """Warn at the line that called labkit: once there, whichever of its functions finds the reason.
+
+    In a notebook, once in a run of a cell: Python's own record of what it has said is lost whenever a filter changes.
+    """
+    if shell := _notebook():
+        if _said_in_cell.get((category, message)) == shell.execution_count:
+            return
+        _said_in_cell[category, message] = shell.execution_count
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "labkit":
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+_said_in_cell: dict[tuple[type[Warning], str], int] = {}
+
+
+def _notebook() -> Any:
+    """The shell of a notebook's kernel, if that is what runs this process."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell if hasattr(shell, "kernel") else None
 
 
 def print_utf8() -> None:
@@ -177,9 +221,34 @@ def print_utf8() -> None:
 
 
 def progress_bar(iterable: Any = None, *, show: bool = True, **options: Any) -> "tqdm":
-    """A `tqdm.auto` bar that disappears when done; `TQDM_DISABLE=1` hides it, like any tqdm bar."""
-    from tqdm.auto import tqdm
+    """A `tqdm` bar that disappears when done; `TQDM_DISABLE=1` hides it.
 
-    # tqdm's notebook bar ignores the variable.
-    silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-    return tqdm(iterable, leave=False, disable=silent or not show, **options)
+    In a notebook it is text in the cell's output, and not a widget as `tqdm.auto` would show: a saved notebook keeps a
+    widget's place, where "Error displaying widget" stands when the notebook is opened again.
+    """
+    from tqdm import tqdm
+
+    silent = os.environ.get("TQDM_DISABLE", "0") not in ("", "0") or not show
+    if not silent and _notebook():
+        options |= {"file": _CellOutput(), "ncols": 80, "ascii": False}
+    return tqdm(iterable, leave=False, disable=silent, **options)
+
+
+class _CellOutput:
+    """A file for one line of text, which a notebook shows in the output of the running cell: each write replaces it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def write(self, text: str) -> None:
+        from IPython.display import display
+
+        # Of a line of spaces, by which a bar is erased, an output without content is left: it takes no room.
+        data = {"text/plain": line} if (line := text.strip()) else {}
+        if self._handle is not None:
+            self._handle.update(data, raw=True)
+        elif data:
+            self._handle = display(data, raw=True, display_id=True)
+
+    def flush(self) -> None:
+        """Nothing: what is written is shown at once."""

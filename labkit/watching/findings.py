@@ -245,8 +245,9 @@ class WatchReport:
 
     def save_json(self, path: Path | str) -> Path:
         """Write the figures as JSON."""
-        write_atomic(Path(path), (json.dumps(self.to_dict(), indent=1) + "\n").encode())
-        return Path(path)
+        path = Path(path).expanduser()
+        write_atomic(path, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+        return path
 
     def save_html(self, path: Path | str) -> Path:
         """Write one page that needs no other file, with the timeline."""
@@ -260,8 +261,9 @@ class WatchReport:
             f"{_picture(self._plot_timeline, 'Timeline of the last steps')}"
             f"{self._lines_html()}{_html_of(self.loaders)}{_html_of(self.samples)}</html>"
         )
-        write_atomic(Path(path), page.encode())
-        return Path(path)
+        path = Path(path).expanduser()
+        write_atomic(path, page.encode())
+        return path
 
     def _lines_html(self) -> str:
         """The lines of each part."""

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.errors import ArgumentError, CannotRun, NothingSeen
+from labkit.util.process import note_unknown_class
 from labkit.watching.advice import CAUSES
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
 from labkit.watching.seen import REPLAY, Control, SeenLoader
@@ -53,6 +54,9 @@ def watch() -> Iterator[Watched]:
     watched.start()
     try:
         yield watched
+    except Exception as error:
+        note_unknown_class(error)
+        raise
     finally:
         watched.stop()
 
@@ -269,7 +273,8 @@ def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
         program: A script and its arguments; or `-m`, a module and its arguments.
         options: Its files are those of this folder, wherever the script goes.
     """
-    files = {name: os.path.abspath(path) for name in ("json", "html") if (path := getattr(options, name))}
+    named = {name: path for name in ("json", "html") if (path := getattr(options, name))}
+    files = {name: os.path.abspath(os.path.expanduser(path)) for name, path in named.items()}
     words = [str(_START), json.dumps({**asdict(options), **files}), *program]
     command = [sys.executable, *_interpreter_options(sys.orig_argv, len(sys.argv) - 1), *words]
     os.execv(sys.executable, command)  # noqa: S606 - no shell

@@ -111,9 +111,22 @@ class TestLab:
         monkeypatch.chdir(tmp_path)
         assert run("lab", "--port", "9999").exit_code == 0
         [(command, results)] = started
+        assert "--LabApp.default_url=/lab/tree/00_measure.ipynb" in command
+        assert "--no-browser" not in command
         assert {"--port=9999", "--ip=127.0.0.1", f"--ServerApp.root_dir={notebooks.NOTEBOOK_FOLDER}"} <= set(command)
         assert not [argument for argument in command if "token" in argument]  # all users may read arguments
         assert results == str(tmp_path / "results" / env_id() / "frames")
+        assert run("lab", "--no-browser").exit_code == 0
+        assert "--no-browser" in started[1][0]
+
+    def test_where_results_cannot_be_kept_it_says_so_and_starts(self, started, monkeypatch, tmp_path):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "file" / "frames"))
+        result = run("lab")
+        assert re.search(r"no result will be kept: .*/frames cannot .*set LABKIT_RESULTS to another", result.output)
+        monkeypatch.setenv("LABKIT_RESULTS", str(tmp_path / "frames"))
+        assert run("lab").output == ""
+        assert len(started) == 2
 
     def test_that_of_a_wheel_opens_copies(self, lab, started, monkeypatch):
         monkeypatch.setattr("labkit.util.machine.IS_CLONE", False)

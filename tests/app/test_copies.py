@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from labkit.app.notebooks import COPIES, update_copies
 from tests.paths import contents
@@ -82,6 +84,35 @@ def test_without_its_record_every_difference_is_an_edit(wheel, record):
     write(wheel, {NOTEBOOK: "v2"})
     [line], held = update(wheel)
     assert held == FIRST
+    assert f"{NOTEBOOK} has your edits" in line
+
+
+def notebook(source, outputs=(), **metadata):
+    cells = [new_code_cell(source, outputs=list(outputs), id="a")]
+    return nbformat.writes(new_notebook(cells=cells, metadata=metadata))
+
+
+def test_a_notebook_that_was_run_or_opened_is_not_edited_and_one_with_another_source_is(wheel):
+    write(wheel, {NOTEBOOK: notebook("1 + 1")})
+    update(wheel)
+    ran = notebook(
+        "1 + 1",
+        [new_output("execute_result", {"text/plain": "2"})],
+        language_info={"name": "python", "version": "3.99"},
+    )
+    (COPIES / NOTEBOOK).write_text(ran)
+    assert update(wheel) == ([], {**FIRST, NOTEBOOK: ran})  # there is no newer version
+    newer = notebook("1 + 2")
+    write(wheel, {NOTEBOOK: newer})
+    assert update(wheel) == ([], {**FIRST, NOTEBOOK: newer})
+    stored_anew = notebook("1 + 2", [new_output("execute_result", {"text/plain": "3"})])
+    write(wheel, {NOTEBOOK: stored_anew})
+    assert update(wheel) == ([], {**FIRST, NOTEBOOK: stored_anew})
+    edited = notebook("my edits")
+    (COPIES / NOTEBOOK).write_text(edited)
+    write(wheel, {NOTEBOOK: notebook("1 + 3")})
+    [line], held = update(wheel)
+    assert held == {**FIRST, NOTEBOOK: edited}
     assert f"{NOTEBOOK} has your edits" in line
 
 

@@ -9,6 +9,7 @@ from io import BytesIO
 import nbformat
 import numpy as np
 import pytest
+from jupyter_client.kernelspec import KernelSpecManager
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
@@ -139,7 +140,10 @@ def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone, reco
     assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "results.json"]
     first, second = (json.loads(contents(clone)[f"{name}.ipynb"]) for name in ("00_a", "01_b"))
     assert first["metadata"]["labkit"] == second["metadata"]["labkit"] == {**about, "seconds": 1}
-    assert first["metadata"]["language_info"] == {"name": "python"}
+    assert first["metadata"]["language_info"] == {"version": "3.99"}
+    assert (
+        first["metadata"]["kernelspec"]["display_name"] == KernelSpecManager().get_kernel_spec("python3").display_name
+    )
     shown, plotted = second["cells"][1]["outputs"]
     assert (shown["name"], shown["text"]) == ("stdout", ["InstabilityWarning: pil: unstable: spread 40%\n"])
     assert plotted["data"] == {"image/png": storing.in_few_colors(plot)}

@@ -124,6 +124,14 @@ def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_
     assert json.loads((folder / "results" / "10_works.json").read_text())["sentences"] == ["It works.", "It is faster."]
 
 
+def test_a_tour_whose_results_cannot_be_kept_says_so_before_it_begins(lab, monkeypatch):
+    monkeypatch.setattr(tour, "make_scale_photos", lambda: pytest.fail("it begins"))
+    (lab / "results").touch()
+    result = CliRunner().invoke(app, ["tour", "--only", "10"])
+    assert result.exit_code == 2
+    assert re.search(r"^labkit: .*results/.* cannot be written to .*: run labkit in another folder", result.stderr)
+
+
 @pytest.mark.exhaustive
 def test_a_wheels_notebooks_run_as_copies_which_a_tour_does_not_edit(lab, monkeypatch, capsys):
     """One that writes to stderr runs, too: it is only not stored."""

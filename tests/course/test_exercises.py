@@ -1,6 +1,7 @@
 """Exercises: a check passes right answers, says what is wrong with others, and never raises; the notebooks' own."""
 
 import re
+from functools import partial
 
 import nbformat
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+import labkit as lk
 from labkit import course
 from tests.paths import REPO
 
@@ -63,6 +65,25 @@ def test_a_function_is_tried_on_cases_of_one_argument_or_several(said):
     assert said(abs, {-2: 2}) == "right\n"
 
 
+class Area:
+    def __call__(self, width, height):
+        return width * height + 0
+
+
+def test_a_function_may_be_any_object_that_can_be_called(said):
+    for answer, name in ((Area(), "Area"), (partial(area), "area"), (partial(area, height=2), "area")):
+        cases = {(2,): 4} if getattr(answer, "keywords", None) else {(2, 2): 4}
+        assert said(answer, cases) == "right\n"
+        assert said(answer, dict.fromkeys(cases, 5)).startswith(f"not yet: {name}(2")
+
+
+@pytest.mark.parametrize("expected", [{(2, 3): 6}, lambda answer: answer(2, 3)])
+@pytest.mark.parametrize("answer", [7, "area", None])
+def test_an_answer_that_is_no_function_is_told_so_without_the_solution(said, answer, expected):
+    told = f"not yet: the answer has to be a function, and {answer!r} is a {type(answer).__name__}\n"
+    assert said(answer, expected) == told
+
+
 @pytest.mark.parametrize("answer", [..., lambda *_: ...])
 @pytest.mark.parametrize("expected", [{2: 4}, judge, 4])
 def test_what_is_not_answered_prints_nothing(said, answer, expected):
@@ -102,6 +123,9 @@ def test_own_runs_have_to_support_a_conclusion(said, frame_of, rates, options, t
 def test_own_runs_are_a_frame_and_no_experiment_of_a_notebook(said, frame_of):
     assert said([1], course.own_runs()) == "not yet: a list is not a frame from lk.compare\n"
     assert "a DataFrame is not a frame" in said(pd.DataFrame({"x": [1]}), course.own_runs())
+    assert "this is a summary" in said(lk.summarize(frame_of(STEADY, "a")), course.own_runs())
+    lacking = frame_of(STEADY, "a").drop(columns="experiment")
+    assert "a DataFrame is not a frame" in said(lacking, course.own_runs())
     ours = frame_of(STEADY, "a", experiment="03 workers")
     assert "an experiment of the notebook; run one of your own" in said(ours, course.own_runs())
 

@@ -39,6 +39,24 @@ class TestPredictions:
             course.predict("a", speedup)
         assert guesses["a"].speedup == 2
 
+    def test_a_decimal_comma_is_refused(self):
+        with pytest.raises(TypeError, match=r"1\.5, not 1,5"):
+            course.predict("a", 1,5)  # fmt: skip
+        assert "a" not in guesses
+
+    def test_a_misspelt_label_is_named_once_where_the_variant_is_drawn(self, frame_of, recwarn):
+        runs = frame_of({"none": [100, 101, 99], "2 workers": [200, 202, 199], "4 workers": [400, 401, 402]}, "none")
+        course.predict("2 wrokers", 1.5)
+        course.predict("elsewhere", 2)
+        course.predict("4 workers", 3)
+        for _ in range(2):
+            lk.plot_speedup(runs)
+        lk.plot_speedup(runs[runs.variant != "4 workers"])  # its guess was drawn before
+        [warning] = recwarn
+        assert "you predicted '2 wrokers'" in str(warning.message)
+        assert "if '2 workers' is meant" in str(warning.message)
+        assert warning.filename == __file__
+
 
 class TestLadder:
     @pytest.fixture(scope="class")

@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import tqdm.auto
+import tqdm
 from typer.testing import CliRunner
 
 from labkit.app.cli import app
@@ -152,8 +152,8 @@ def test_every_engine_extracts_the_same(tmp_path, engine):
 
 
 def test_one_archive_shows_its_bytes_and_several_their_number(tmp_path, monkeypatch):
-    bars = Mock(wraps=tqdm.auto.tqdm)
-    monkeypatch.setattr(tqdm.auto, "tqdm", bars)
+    bars = Mock(wraps=tqdm.tqdm)
+    monkeypatch.setattr(tqdm, "tqdm", bars)
     monkeypatch.setenv("TQDM_DISABLE", "")
     archives = [make_tar(tmp_path / f"{n}.tar", numbered_files(3)) for n in "abc"]
     extract_tars(archives[0], tmp_path / "one", num_workers=1)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import labkit as lk
 from labkit import (
     BatchLoader,
     FolderStore,
@@ -25,6 +26,7 @@ from labkit import (
     LoaderConfig,
     ObjectStore,
     TarStore,
+    course,
     make_loader,
     open_store,
 )
@@ -189,6 +191,28 @@ def test_a_missing_folder_and_one_without_images_are_told_apart(tmp_path):
         with pytest.raises(FileNotFoundError, match=said) as failure:
             FolderStore(root).keys()
         assert str(root) in str(failure.value)
+
+
+def test_a_place_in_the_home_folder_may_begin_with_a_tilde(image_folder, tmp_path, monkeypatch):
+    """At each door: none of them looks for, or makes, a folder of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    photos = lk.make_photos("~/photos", 2, progress=False)
+    assert photos == tmp_path / "photos"
+    keys = image_keys(photos)
+    lk.write_shards("~/photos", "~/shards", num_workers=0, progress=False)
+    lk.PixelStore.build(FolderStore("~/photos"), "~/pixels", short_side=32, progress=False)
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        archive.add(photos, ".")
+    for store in (FolderStore("~/photos"), lk.open_store("~/photos"), lk.TarStore("~/photos.tar")):
+        assert list(store.keys()) == keys
+    assert len(lk.ImageDataset("~/photos")) == len(lk.PixelStore("~/pixels")) == len(keys)
+    assert len(list(lk.read_shards("~/shards"))) == len(keys)
+    assert sum(len(images) for images, _ in lk.BatchLoader("~/photos", batch_size=1, size=8)) == len(keys)
+    assert len(lk.make_loader("~/photos", batch_size=1, num_workers=0)) == len(keys)
+    monkeypatch.setenv("LABKIT_HOME", "~/own")
+    assert course.photo_root("imagenet").is_relative_to(tmp_path / "own")
+    assert not (tmp_path.parent / "~").exists()
 
 
 @pytest.mark.parametrize("below", ["dog", "dog/", "Größe", "caf%E9", "v1.0"])

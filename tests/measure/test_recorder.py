@@ -3,9 +3,13 @@
 import json
 import multiprocessing
 
+import pytest
+
 import labkit as lk
 from labkit import course
-from labkit.measure.recorder import current_recorder
+from labkit.app.recording import FolderRecorder, UnkeptWarning
+from labkit.measure.recorder import current_recorder, set_recorder
+from tests.full_disk import full_disk
 
 
 def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
@@ -14,6 +18,26 @@ def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
     lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment="kept")
     course.result("00_measure", "It is so.")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lacking", ["a folder", "room"])
+def test_a_result_that_cannot_be_kept_is_a_warning_at_the_line_and_not_lost(
+    recorded_frames, tmp_path, recwarn, lacking
+):
+    if lacking == "a folder":
+        recorded_frames.parent.joinpath("results").touch()
+        recorded_frames.touch()
+    with full_disk(10):
+        frame = lk.compare({"a": lambda: [1]}, baseline="a", rounds=2, warmups=0, experiment="kept")
+        told = course.result("00_measure", "It is so.")
+    assert [(one.category, one.filename) for one in recwarn] == [(UnkeptWarning, __file__)] * 2
+    assert "set LABKIT_RESULTS to another folder" in str(recwarn.pop().message)
+    assert len(frame) == 2
+    assert "It is so." in repr(told)
+    remedy = tmp_path / "another folder" / "frames"
+    set_recorder(FolderRecorder(remedy))
+    lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment="kept")
+    assert lk.load_frame(remedy / "kept.csv").variant.unique() == ["a"]
 
 
 def _write(number):

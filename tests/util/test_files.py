@@ -19,6 +19,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import labkit as lk
 from labkit import course
 from labkit.app.notebooks import Notebook, execute
 from labkit.util import files
@@ -290,6 +291,23 @@ def test_a_scratch_folder_is_beside_the_photos_and_goes(tmp_path, monkeypatch, n
     del other
     gc.collect()
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_home_that_cannot_be_written_to_is_an_error_of_labkits_whose_remedy_works(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    calls = {
+        "photos": lambda root: lk.make_photos(course.photo_root("imagenet"), 1, progress=False),
+        "depth": lambda root: course.make_depth(course.photo_root("camera"), 1, num_workers=1, progress=False),
+        "scratch": lambda root: course.ScratchFolder().cleanup(),
+        "elsewhere": lambda root: lk.make_photos(root / "photos", 1, progress=False),
+    }
+    for name, call in calls.items():
+        monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file" / "home"))
+        remedy = "choose another folder" if name == "elsewhere" else "home cannot be written to .*: set LABKIT_HOME to"
+        with pytest.raises(lk.LabkitError, match=rf"{tmp_path}/file.*{remedy}"):
+            call(tmp_path / "file")
+        monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
+        call(tmp_path)
 
 
 def test_the_end_of_its_process_removes_it_and_not_the_end_of_a_fork(tmp_path):
