@@ -420,7 +420,7 @@ class TestTheLock:
 
     def test_is_told_once(self, draws_globally):
         own = used(draws_globally)
-        words = "30% is waiting for it, 240 us an image beside 100 us on a core.*num_processes="
+        words = "30% is waiting for it, 240 us an image beside 100 us on a core.*lk.make_loader, whose workers"
         with pytest.warns(LoaderWarning, match=words) as told:
             own.warn_if_it_limits()
         assert ("one thread at a time" in str(told[0].message)) == draws_globally

@@ -211,11 +211,8 @@ import labkit as lk
 
 if __name__ == "__main__":
     photos, kind, tempfile.tempdir = sys.argv[1:]
-    if kind == "processes":
-        loader = lk.BatchLoader(photos, size=16, batch_size=2, num_processes=2)
-    else:
-        config = lk.LoaderConfig(1, 2, start_method=kind, oversubscribe=True)
-        loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
+    config = lk.LoaderConfig(1, 2, start_method=kind, oversubscribe=True)
+    loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
     list(loader)
     print("now", flush=True)
     time.sleep(60)
@@ -225,8 +222,8 @@ if __name__ == "__main__":
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "signals"), [
     ("forkserver", {"the script": signal.SIGKILL}), ("fork", {"the script": signal.SIGTERM}),
-    ("processes", {"the script": signal.SIGKILL}), ("fork", {"a worker": signal.SIGKILL, "the script": signal.SIGINT}),
-], ids=["forkserver", "fork", "processes", "worker"])  # fmt: skip
+    ("fork", {"a worker": signal.SIGKILL, "the script": signal.SIGINT}),
+], ids=["forkserver", "fork", "worker"])  # fmt: skip
 def test_a_kill_leaves_no_process_and_no_file(tmp_path, first_photos, kind, signals):
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:  # short, for sockets
         with script_in_session(tmp_path / "script.py", KILLED, first_photos(4), kind, folder) as child:

@@ -133,13 +133,6 @@ class TestLoaders:
         for each, n_batches in ((DataLoader(Numbers(), 2, num_workers=2), 60), (loader, 12)):
             assert watched_while(each).report().loaders.iloc[0]["n_batches"] == n_batches
 
-    @pytest.mark.exhaustive
-    def test_of_a_batch_loader_with_processes_are_its_own_alone(self, first_photos):
-        """Not also of the loader that it has of torch's."""
-        watched = watched_while(lk.BatchLoader(first_photos(24), size=16, batch_size=2, num_processes=1))
-        [row] = watched.report().loaders.itertuples()
-        assert (row.loader, row.n_batches) == ("BatchLoader 0", 12)
-
     @pytest.mark.alone
     def test_of_one_step_are_told_from_a_validation(self):
         def loader(stage):
