@@ -3,10 +3,8 @@
 import copy
 import itertools
 import re
-import sys
 
 import albumentations as A
-import cloudpickle
 import cv2
 import numpy as np
 import pandas as pd
@@ -25,9 +23,6 @@ from labkit.loading.crops import flips, random_crops, uniforms
 from tests.image_files import encoded
 from tests.loaders import same, solid, store_that_reads
 from tests.memory_store import MemoryStore
-
-# Else each worker would import this file, with all that it imports, which takes seconds.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES = {"dtype": torch.bfloat16, "mean": MEAN, "std": STD}
