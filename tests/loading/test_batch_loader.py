@@ -385,12 +385,17 @@ class TestATransform:
 class TestABatchSampler:
     def test_of_buckets_goes_to_make_loader(self):
         """Which the error advises; the batches have the shapes of the buckets."""
-        sizes = [(96, 64), (64, 96), (80, 80), (120, 60), (100, 64), (64, 100)]
-        files = {f"class/{n}.jpg": encoded(Image.effect_noise(size, 60).convert("RGB")) for n, size in enumerate(sizes)}
-        rows = [{"path": key, "width": size[0], "height": size[1]} for key, size in zip(files, sizes, strict=True)]
+        exif = Image.Exif()
+        exif[0x0112] = 6  # turned by a quarter
+        rows, files = [], {}
+        for number, size in enumerate([(96, 64), (64, 96), (80, 80), (120, 60), (100, 64), (64, 100)]):
+            key, orientation = f"class/{number}.jpg", 6 if number > 3 else 1
+            photo = Image.effect_noise(size, 60).convert("RGB")
+            files[key] = encoded(photo, exif=exif) if number > 3 else encoded(photo)
+            rows.append({"path": key, "width": size[0], "height": size[1], "exif_orientation": orientation})
         buckets, source = lk.Buckets(((48, 32), (32, 48), (40, 40))), MemoryStore(files)
         sampler = lk.BucketBatchSampler(pd.DataFrame(rows), 2, buckets=buckets, seed=3)
-        way = r"lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)"
+        way = "lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)"
         with pytest.raises(ValueError, match=re.escape(way)):
             lk.BatchLoader(source, batch_sampler=sampler)
         loader = lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)
