@@ -51,43 +51,26 @@ class Reader:
         return self._threads().submit(read_bytes, self._store, self._keys[index])
 
 
-class ReadsAhead:
-    """What one reader of batches has asked for: images are asked for in order, and each once."""
-
-    def __init__(self, reader: Reader):
-        self._reader = reader
-        self._asked: deque[tuple[int, Future]] = deque()
-
-    def take(self, indices: Sequence[int], coming: Sequence[int]) -> list[Future]:
-        """The bytes of a batch; those of the `coming` images are asked for, and kept for the batches after it.
-
-        Other images than those that were coming may be taken: what was asked for is then given up.
-        """
-        wanted = [*indices, *coming]
-        if [index for index, _ in self._asked] != wanted[: len(self._asked)]:
-            self.cancel()
-        self._asked.extend((index, self._reader.ask(index)) for index in wanted[len(self._asked) :])
-        return [self._asked.popleft()[1] for _ in indices]
-
-    def cancel(self) -> None:
-        """Give up what was not taken. Reads that have begun end in their threads; nobody waits for them."""
-        while self._asked:
-            self._asked.popleft()[1].cancel()
-
-
 def with_reads(
     reader: Reader | None, batches: Iterable[list[int]]
 ) -> Generator[tuple[Any, list[Future] | None], None, None]:
-    """Each batch with its bytes, for which the reader is ahead until this ends or is left; without one, with None."""
+    """Each batch with its bytes, for which the reader is ahead until this ends or is left; without one, with None.
+
+    Images are asked for in order, and each once. Reads that have begun when this is left end in their threads; nobody
+    waits for them.
+    """
     if reader is None:
         yield from ((indices, None) for indices in batches)
         return
-    ahead = ReadsAhead(reader)
+    asked = deque[Future]()
     try:
         for indices, coming in look_ahead(batches, reader.reads_in_flight):
-            yield indices, ahead.take(list.copy(indices), coming)
+            wanted = [*list.copy(indices), *coming]
+            asked.extend(map(reader.ask, wanted[len(asked) :]))
+            yield indices, [asked.popleft() for _ in range(len(indices))]
     finally:
-        ahead.cancel()
+        for read in asked:
+            read.cancel()
 
 
 class AfterReads(Future):

@@ -38,6 +38,7 @@ class FailedBatch:
 
     Attributes:
         is_empty: Whether nothing else is wrong than that all images of the batch were skipped.
+        reason: What the error says, without the traceback of a worker.
     """
 
     def __init__(self, error: BaseException):
@@ -46,7 +47,7 @@ class FailedBatch:
         self.error: ExceptionWrapper | BaseException = (
             ExceptionWrapper((type(error), error, error.__traceback__), where) if worker else error
         )
-        self.is_empty = isinstance(error, NothingLeft)
+        self.is_empty, self.reason = isinstance(error, NothingLeft), str(error)
 
     def take_error(self) -> BaseException:
         """The error, to be raised; of a worker's, one that holds its traceback as text.
@@ -262,7 +263,7 @@ class Pass(Iterator[Any], ABC):
                 return batch
             if not batch.is_empty or rank_and_world_size()[1] > 1:  # ranks must have equally many batches
                 raise batch.take_error()
-            self._n_empty, self._first_empty = self._n_empty + 1, self._first_empty or str(batch.take_error())
+            self._n_empty, self._first_empty = self._n_empty + 1, self._first_empty or batch.reason
 
     def _take(self) -> Any:
         try:

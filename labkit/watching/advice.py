@@ -231,7 +231,7 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
     if rung == "copy" and traits.pin_memory:
         return rung, "Hide the copy behind the step: lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch"
     if rung == "hand-over" and traits.is_batch_loader:
-        return rung, "Hand over less: uint8 instead of floats, or threads alone: num_processes=0", "11b_raw_pixels"
+        return rung, "Hand over less: uint8, which the device normalizes, instead of floats", "11b_raw_pixels"
     if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
         return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
     if rung == "start" and traits.starts_workers:

@@ -303,8 +303,6 @@ class Observer:
     def _began_before(self, iterator: Any) -> tuple[SeenLoader, Epoch] | None:
         """torch's iterator that was begun before it was observed: its batches are noted, its workers note nothing."""
         data = getattr(iterator, "_dataset", None)
-        if _is_part(SimpleNamespace(dataset=data)):
-            return None
         seen, _ = found = self._begin(SimpleNamespace(dataset=data), iterator)
         seen.kind, n_workers = "DataLoader", getattr(iterator, "_num_workers", None)
         seen.traits = replace(
@@ -335,10 +333,9 @@ class Observer:
 
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any) -> None:
-            if not _is_part(loader):
-                found = self._begin(loader)
-                self._epochs.put(iterator, found)
-                self._does("starts", *found, None, iterator)
+            found = self._begin(loader)
+            self._epochs.put(iterator, found)
+            self._does("starts", *found, None, iterator)
             original(iterator, loader)
 
         return __init__
@@ -346,7 +343,7 @@ class Observer:
     def _starting_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            own, folder = loader.worker_init_fn, None if _is_part(loader) else self.folder()
+            own, folder = loader.worker_init_fn, self.folder()
             loader.worker_init_fn = TimedWorker(own, folder) if folder else own
             try:
                 original(iterator, loader, *args, **kwargs)
@@ -378,7 +375,7 @@ class Observer:
         @functools.wraps(original)
         def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
             before = self._epochs.get(iterator)
-            if not _is_part(loader) and (before is None or (not first_iter and before[1].batches)):
+            if before is None or (not first_iter and before[1].batches):
                 seen, epoch = self._begin(loader)
                 epoch.number = before[1].number + 1 if before else 0
                 self._epochs.put(iterator, (seen, epoch))
@@ -479,11 +476,6 @@ class Observer:
 
 
 _LOOKS = 3  # epochs whose first batch is looked at
-
-
-def _is_part(loader: Any) -> bool:
-    """Whether it is torch's loader in a `BatchLoader` with processes, which is noted itself."""
-    return type(getattr(loader, "dataset", None)).__module__ == "labkit.loading.processes"
 
 
 _keys, _free_keys = Known(), count()

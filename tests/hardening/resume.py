@@ -24,9 +24,7 @@ import labkit as lk
 from labkit.util.files import write_atomic
 
 N_PHOTOS, BATCH_SIZE = 96, 4
-KINDS = (
-    "make_loader", "BatchLoader, threads", "BatchLoader, processes", "read_shards", "read_shards, samples_per_rank",
-)  # fmt: skip
+KINDS = ("make_loader", "BatchLoader", "read_shards", "read_shards, samples_per_rank")
 
 
 def crop(image: Any) -> Any:
@@ -34,14 +32,13 @@ def crop(image: Any) -> Any:
 
 
 def make_loader(kind: str, root: Path, n_helpers: int) -> Any:
-    """A loader of a kind; `n_helpers` workers, threads or processes."""
+    """A loader of a kind; `n_helpers` workers or threads."""
     photos = lk.FolderStore(root / "photos")
     if kind == "make_loader":
         config = lk.LoaderConfig(batch_size=BATCH_SIZE, num_workers=n_helpers, oversubscribe=True, start_method="fork")
         return lk.make_loader(lk.ImageDataset(photos, transform=crop), config, shuffle=True)
-    if kind.startswith("BatchLoader"):
-        counts = {"num_processes": n_helpers, "num_threads": 2} if "processes" in kind else {"num_threads": n_helpers}
-        return lk.BatchLoader(photos, size=32, batch_size=BATCH_SIZE, **counts)
+    if kind == "BatchLoader":
+        return lk.BatchLoader(photos, size=32, batch_size=BATCH_SIZE, num_threads=n_helpers)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     options = {"samples_per_rank": 80} if "samples_per_rank" in kind else {}

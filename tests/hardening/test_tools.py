@@ -61,7 +61,7 @@ def test_two_ranks_share_each_epoch_and_the_memory_of_its_pixels(tmp_path, kind)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", [kind for kind in resume.KINDS if "processes" not in kind])  # which load torch anew
+@pytest.mark.parametrize("kind", resume.KINDS)
 def test_a_killed_loader_goes_on_in_a_new_process(tmp_path, kind):
     if kind.startswith("read_shards"):
         pytest.importorskip("torchdata", reason="StatefulDataLoader is torchdata's")

@@ -2,10 +2,9 @@
 
 import copy
 import itertools
-import sys
+import re
 
 import albumentations as A
-import cloudpickle
 import cv2
 import numpy as np
 import pandas as pd
@@ -24,9 +23,6 @@ from labkit.loading.crops import flips, random_crops, uniforms
 from tests.image_files import encoded
 from tests.loaders import same, solid, store_that_reads
 from tests.memory_store import MemoryStore
-
-# Else each worker would import this file, with all that it imports, which takes seconds.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALVES = {"dtype": torch.bfloat16, "mean": MEAN, "std": STD}
@@ -231,23 +227,6 @@ class TestPixels:
             expected = F.center_crop(torch.from_numpy(whole).permute(2, 0, 1), [224, 224])
             assert largest_difference(got, expected) <= 1
 
-    def test_of_a_letterbox_have_the_whole_photo_in_its_shape(self, photos):
-        images, _ = epoch_of(loader_of(photos, train=False, size=(160, 128), fit="pad", fill=114))
-        for got, image in zip(images, decoded(photos), strict=True):
-            height, width = image.shape[1:]
-            scale = min(160 / height, 128 / width)
-            shape = round(width * scale), round(height * scale)
-            expected = Image.new("RGB", (128, 160), (114, 114, 114))
-            photo = Image.fromarray(image.permute(1, 2, 0).numpy()).resize(shape, Image.Resampling.BILINEAR)
-            expected.paste(photo, ((128 - shape[0]) // 2, (160 - shape[1]) // 2))
-            assert largest_difference(got, F.pil_to_tensor(expected)) <= 1
-
-    def test_of_a_stretched_photo_are_those_of_pil(self, photos):
-        images, _ = epoch_of(loader_of(photos, train=False, size=(64, 96), fit="stretch"))
-        for got, image in zip(images, decoded(photos), strict=True):
-            photo = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((96, 64), Image.Resampling.BILINEAR)
-            assert largest_difference(got, F.pil_to_tensor(photo)) <= 1
-
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
     @files_and_pixels
     def test_may_have_any_height_and_width(self, source, dtype):
@@ -276,14 +255,13 @@ class TestPixels:
 
 
 class TestLabels:
-    @pytest.mark.parametrize("num_processes", [0, 1])
     @files_and_pixels
-    def test_of_ones_own_go_with_the_images_that_are_chosen(self, source, num_processes):
+    def test_of_ones_own_go_with_the_images_that_are_chosen(self, source):
         """Also where a batch sampler or threads give them in another order."""
         names = list(source.keys if isinstance(source, lk.PixelStore) else source.keys())[::-2]
         numbers = range(len(names))
         for values in ([n / 2 for n in numbers], [[n, 1] for n in numbers]):
-            options = {"keys": names, "labels": values, "return_keys": True, "num_processes": num_processes}
+            options = {"keys": names, "labels": values, "return_keys": True}
             loader, given = loader_of(source, **options), dict(zip(names, values, strict=True))
             for images, labels, keys in loader:
                 assert labels.tolist() == [given[key] for key in keys]
@@ -313,11 +291,6 @@ class TestLabels:
         assert len(images) == 4
 
 
-def where_no_test_was_imported(image):
-    assert not [name for name in sys.modules if name.startswith("tests.")]
-    return image
-
-
 def upside_down(image):
     return image.flip(1)
 
@@ -330,13 +303,8 @@ upside_down.draws_globally = without_its_table.draws_globally = False
 
 
 def noise(image):
-    return image ^ torch.randint(255, image.shape, dtype=torch.uint8)
-
-
-def crops_of(sizes):
-    """Those of the first epoch with seed 0, and which of them are mirrored."""
-    draws = uniforms(0, 0, np.arange(len(sizes)))
-    return random_crops(draws, np.array(sizes), (0.08, 1.0), (3 / 4, 4 / 3)).tolist(), flips(draws, 0.5)
+    corner = image[:, :32, :32]
+    return corner ^ torch.randint(255, corner.shape, dtype=torch.uint8)
 
 
 class TestRanks:
@@ -367,15 +335,11 @@ class TestATransform:
     @pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}, {"memory_format": torch.contiguous_format}])
     @files_and_pixels
     def test_is_called_with_each_crop(self, source, options):
-        """Whatever is made of its bytes afterwards, and with as many threads or processes as there are."""
+        """Whatever is made of its bytes afterwards, and with as many threads as there are."""
         expected = [images.flip(2) for images, _ in loader_of(source, **options)]
-        for own in ({}, {"num_processes": 2}, {"num_threads": 1}):
+        for own in ({}, {"num_threads": 1}):
             loader = loader_of(source, transform=upside_down, **options, **own)
             assert same([images for images, _ in loader], expected)
-
-    def test_is_called_in_workers_that_import_nothing_else(self, pictures):
-        """By the names of what it holds, pickle may find any module: pytest's were, which take seconds to import."""
-        assert len(list(loader_of(pictures, transform=where_no_test_was_imported, num_processes=1))) == 3
 
     def test_draws_by_image_epoch_and_occurrence_alone(self, pictures):
         compose = A.Compose([A.HueSaturationValue(p=1), A.GaussNoise(p=1)])
@@ -387,15 +351,18 @@ class TestATransform:
         assert not torch.equal(epochs[0], epochs[1])
         assert not torch.equal(epochs[0][0], epochs[0][1])
 
-    def test_that_may_draw_as_the_training_does_is_only_called_in_processes(self, pictures):
-        with pytest.raises(ValueError, match=r"\(function\) may draw from the global .*num_processes=1 or more"):
+    def test_that_may_draw_as_the_training_does_goes_to_workers(self, pictures):
+        """Which the error advises."""
+        advice = r"\(function\) may draw from the global .*lk.ImageDataset\(source, transform=transform\) and lk.make_l"
+        with pytest.raises(ValueError, match=advice):
             loader_of(pictures, transform=noise)
-        before = torch.get_rng_state()
+        before, dataset = torch.get_rng_state(), lk.ImageDataset(pictures, transform=noise)
         first, again = (
-            [images for images, _ in loader_of(pictures, transform=noise, num_processes=n, num_threads=2)]
-            for n in (1, 2)
+            list(lk.make_loader(dataset, lk.LoaderConfig(5, n, start_method="fork" if n else None), shuffle=True))
+            for n in (0, 1)
         )
         assert same(first, again)
+        assert not same(first, list(lk.make_loader(dataset, lk.LoaderConfig(5, 0, seed=1), shuffle=True)))
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_is_called_with_each_of_several_crops(self, pictures):
@@ -414,9 +381,9 @@ class TestATransform:
         assert "class" in str(failure.value.__notes__)
 
 
-class TestBuckets:
-    @pytest.mark.parametrize("options", [{}, {"train": False}, {"num_processes": 1}])
-    def test_give_batches_of_the_shapes_and_pixels_of_the_data_set(self, options):
+class TestABatchSampler:
+    def test_of_buckets_goes_to_make_loader(self):
+        """Which the error advises; the batches have the shapes of the buckets."""
         exif = Image.Exif()
         exif[0x0112] = 6  # turned by a quarter
         rows, files = [], {}
@@ -425,18 +392,16 @@ class TestBuckets:
             photo = Image.effect_noise(size, 60).convert("RGB")
             files[key] = encoded(photo, exif=exif) if number > 3 else encoded(photo)
             rows.append({"path": key, "width": size[0], "height": size[1], "exif_orientation": orientation})
-        buckets, store = lk.Buckets(((48, 32), (32, 48), (40, 40))), MemoryStore(files)
+        buckets, source = lk.Buckets(((48, 32), (32, 48), (40, 40))), MemoryStore(files)
         sampler = lk.BucketBatchSampler(pd.DataFrame(rows), 2, buckets=buckets, seed=3)
-        dataset = lk.ImageDataset(store, buckets=buckets)
-        loader = lk.BatchLoader(store, batch_sampler=sampler, flip=0.0, scaled_decoding=False, **options)
-        expected, shapes = list(lk.make_loader(dataset, batch_sampler=copy.copy(sampler))), set()
-        for (images, _), (others, _) in zip(loader, expected, strict=True):
-            assert largest_difference(images, others) <= 1
-            shapes.add(images.shape[2:])
-        assert shapes == {(32, 48), (48, 32), (40, 40)}
+        way = "lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)"
+        with pytest.raises(ValueError, match=re.escape(way)):
+            lk.BatchLoader(source, batch_sampler=sampler)
+        loader = lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)
+        assert {images.shape[2:] for images, _ in loader} == {(32, 48), (48, 32), (40, 40)}
         assert len(loader) == len(sampler)
 
-    def test_and_other_batch_samplers_resume_in_the_middle_of_an_epoch(self, pictures):
+    def test_resumes_in_the_middle_of_an_epoch(self, pictures):
         lists = [[3, 1], [4, 1, 5], [9, 2, 6, 0]]
         whole = list(lk.BatchLoader(pictures, size=32, batch_sampler=lists))
         assert [len(labels) for _, labels in whole] == [2, 3, 4]
@@ -445,7 +410,7 @@ class TestBuckets:
         other.load_state_dict(loader.state_dict())
         assert same([images for images, _ in other], [images for images, _ in whole[1:]])
 
-    def test_refuse_what_a_batch_sampler_decides(self, pictures):
+    def test_leaves_out_what_it_decides(self, pictures):
         for name, value in (("shuffle", True), ("drop_last", True), ("sampler", [0])):
             with pytest.raises(ValueError, match=f"got a batch_sampler and {name}: leave out one"):
                 lk.BatchLoader(pictures, batch_sampler=[[0]], **{name: value})
@@ -515,13 +480,6 @@ class TestErrors:
         floats = in_order(tmp_path, dtype=torch.float32, **options)
         assert torch.equal(floats, v2.functional.to_dtype(images, torch.float32, scale=True))
 
-    def test_of_a_batch_of_nothing_name_an_image_of_it(self):
-        store = MemoryStore({"class/a.png": solid(1), "class/b.png": b"b", "class/c.png": b"c", "class/d.png": b"d"})
-        batches = iter(loader_of(store, batch_size=2, num_threads=1, shuffle=False, on_error="skip"))
-        assert len(next(batches)[1]) == 1  # what was skipped before is not what is wrong now
-        with pytest.raises(lk.DecodeError, match=r"all 2 images .* were skipped, the first: class/c\.png"):
-            next(batches)
-
     def test_refuse_an_image_of_too_many_pixels_though_a_crop_of_it_would_do(self):
         bomb = encoded(Image.new("L", (20_000, 9_000)))  # 180 million, of which libjpeg-turbo could decode a part
         with pytest.raises(lk.DecodeError, match=r"class/large\.jpg.* exceeds? (the )?limit"):
@@ -533,8 +491,6 @@ class TestErrors:
         ({"scale": (0, 1)}, "scale"), ({"scale": (0.5, 0.1)}, "scale"), ({"scale": (0.1, 2)}, "scale"),
         ({"ratio": (0, 1)}, "ratio"), ({"on_error": "ignore"}, "on_error"),
         ({"shuffle": True, "sampler": range(3)}, "got shuffle=True and a sampler"),
-        ({"num_processes": -1}, "num_processes must be an integer >= 0, got -1"),
-        ({"num_processes": 1, "on_error": "skip"}, "num_processes=0"),
         ({"reads_in_flight": 0}, "reads_in_flight must be an integer >= 1"),
         ({"reads_in_flight": 2.5}, "reads_in_flight must be an integer >= 1"),
         ({"reads_in_flight": True}, "reads_in_flight must be an integer >= 1"),
@@ -556,6 +512,38 @@ class TestErrors:
             loader_of(pixels, reads_in_flight=4)
         with pytest.raises(ValueError, match="holds no image"):
             loader_of(MemoryStore({}))
+
+
+class TestArgumentsThatAreGone:
+    @pytest.mark.parametrize(("name", "value", "successor"), [
+        ("num_processes", 2, "one process per GPU, or load with lk.make_loader, which has workers"),
+        ("fit", "pad", "pad or stretch by a v2 transform, with lk.ImageDataset and lk.make_loader"),
+        ("fill", 114, r"pad by v2\.Pad\(\.\.\., fill=\), with lk.ImageDataset and lk.make_loader"),
+        ("targets", {}, "torchvision.tv_tensors, by a data set of your own and lk.make_loader"),
+    ])  # fmt: skip
+    def test_name_their_successor(self, pictures, name, value, successor):
+        said = rf"^BatchLoader\(\) no longer has the argument '{name}': .*{successor}"
+        with pytest.raises(TypeError, match=said) as error:
+            lk.BatchLoader(pictures, **{name: value})
+        assert isinstance(error.value, lk.LabkitError)
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}s'"):
+            lk.BatchLoader(pictures, **{name + "s": value})
+
+    def test_have_one_that_pads_and_one_that_stretches(self, photos):
+        """As a letterbox of PIL has them, and PIL's own resize."""
+        pad = v2.Compose([v2.Resize(None, max_size=160), v2.Pad(80, fill=114), v2.CenterCrop(160)])
+        padded, stretched = (
+            torch.cat([images for images, _ in lk.make_loader(lk.ImageDataset(photos, transform=steps), num_workers=0)])
+            for steps in (pad, v2.Resize((64, 96)))
+        )
+        for image, whole, other in zip(decoded(photos), padded, stretched, strict=True):
+            photo, expected = F.to_pil_image(image), Image.new("RGB", (160, 160), (114, 114, 114))
+            width, height = (int(160 * side / max(photo.size)) for side in photo.size)
+            inner = photo.resize((width, height), Image.Resampling.BILINEAR)
+            expected.paste(inner, ((160 - width) // 2, (160 - height) // 2))
+            assert largest_difference(whole, F.pil_to_tensor(expected)) <= 1
+            resized = photo.resize((96, 64), Image.Resampling.BILINEAR)
+            assert largest_difference(other, F.pil_to_tensor(resized)) <= 1
 
 
 class TestCrops:
@@ -590,12 +578,12 @@ class TestCrops:
             assert areas.max() < 1.15 * largest
             assert areas.max() > 1.5 * areas.min()
 
-    def test_from_processes_and_of_floats(self, photos):
-        options = {"batch_size": 4, "crops": self.CROPS, **HALVES}
-        batches = list(lk.BatchLoader(photos, **options))
-        for (crops, _), (expected, _) in zip(lk.BatchLoader(photos, num_processes=1, **options), batches, strict=True):
-            assert all(torch.equal(*pair) for pair in zip(crops, expected, strict=True))
-            assert {crop.dtype for crop in crops} == {torch.bfloat16}
+    def test_of_floats_are_those_of_bytes(self, photos):
+        options = {"batch_size": 4, "crops": self.CROPS}
+        steps = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+        floats, as_bytes = (list(lk.BatchLoader(photos, **options, **more)) for more in (HALVES, {}))
+        for (crops, _), (expected, _) in zip(floats, as_bytes, strict=True):
+            assert same(crops, [steps(crop).bfloat16() for crop in expected])
 
     def test_of_an_image_that_is_skipped_no_crop_stays(self, photos):
         files = {key: photos.read(key) for key in photos.keys()}  # noqa: SIM118

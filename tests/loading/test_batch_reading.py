@@ -1,4 +1,4 @@
-"""Who reads and decodes the batches of BatchLoader: its threads, requests in flight, processes; and that all end."""
+"""Who reads and decodes the batches of BatchLoader: its threads, and requests in flight; and that all end."""
 
 import itertools
 import json
@@ -16,7 +16,6 @@ from tests.memory_store import MemoryStore
 from tests.scripted_server import serve_script
 
 LONGEST_S = 20  # for what comes at once, if it comes
-FLOATS = {"dtype": torch.float32, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +111,14 @@ else:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", nothing)
             assert lk.BatchLoader(pictures).num_threads == lk.usable_cores()
 
+    def test_resume_what_they_have_begun_with_any_number_of_them(self, pixels):
+        expected, stopped = list(loader_of(pixels, batch_size=2)), loader_of(pixels, batch_size=2)
+        taken = list(itertools.islice(stopped, 3))
+        state = json.loads(json.dumps(stopped.state_dict()))
+        for loader in stopped, loader_of(pixels, batch_size=2, num_threads=5):
+            loader.load_state_dict(state)
+            assert same(taken + list(loader), expected)
+
     def test_leave_the_work_of_a_loop_that_is_left(self, pictures):
         asked = []
 
@@ -157,6 +164,22 @@ class TestReadsInFlight:
         resumed = loader_of(pictures, reads_in_flight=reads_in_flight, **options)
         resumed.load_state_dict(stopped.state_dict())
         assert same(list(resumed), whole[2:])
+
+    def test_ask_for_each_image_once_and_keep_nothing_of_a_loop_that_was_left(self, pictures):
+        asked = []
+
+        def read(key):
+            asked.append(key)
+            return pictures.read(key)
+
+        options = {"batch_size": 2}
+        far = loader_of(store_that_reads(pictures, read), reads_in_flight=6, **options)
+        plain = loader_of(pictures, **options)
+        for n_epochs in (1, 2):
+            assert same(list(far), list(plain))
+            assert Counter(asked) == dict.fromkeys(pictures.keys(), n_epochs)
+        next(iter(far)), next(iter(plain))  # what was asked for ahead belongs to no later epoch
+        assert same(list(far), list(plain))
 
     @pytest.mark.parametrize("reads_in_flight", [2, 6, 12])
     def test_are_as_many_as_asked_for_across_batches(self, pictures, tmp_path, reads_in_flight):
@@ -258,13 +281,8 @@ class TestReadsInFlight:
         assert len(asked) == 5 + 12
 
 
-class Unpicklable(list):
-    def __reduce__(self):
-        raise TypeError("a sampler may hold much: it goes to no worker")
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("options", ["", ", reads_in_flight=4", ", num_processes=1"])
+@pytest.mark.parametrize("options", ["", ", reads_in_flight=4"])
 def test_a_pass_that_a_script_leaves_open_ends_in_silence(first_photos, tmp_path, options):
     """At the end of the interpreter, when the names of modules are gone."""
     script = tmp_path / "script.py"
@@ -276,57 +294,3 @@ def test_a_pass_that_a_script_leaves_open_ends_in_silence(first_photos, tmp_path
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
-
-
-class TestProcesses:
-    @pytest.mark.parametrize(
-        ("kind", "num_processes", "options"),
-        [("files", 2, {**FLOATS, "sampler": Unpicklable([5, 3, 0, 11, 7, 5, 1, 2, 10])}), ("pixels", 1, {"seed": 3})],
-    )
-    def test_give_the_batches_of_threads_in_every_epoch(self, pictures, pixels, kind, num_processes, options):
-        source = pictures if kind == "files" else pixels
-        threads, processes = (
-            loader_of(source, batch_size=2, num_processes=number, **options) for number in (0, num_processes)
-        )
-        assert (len(processes), processes.num_workers) == (len(threads), num_processes)
-        epochs = [list(processes) for _ in range(2)]
-        assert same(epochs, [list(threads) for _ in range(2)])
-        assert not same(*epochs)
-        assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in epochs[0])
-        next(iter(processes)), next(iter(threads))  # left early
-        first = iter(processes)
-        assert same(next(first), next(iter(threads)))
-        assert same(list(processes), list(threads))
-        with pytest.raises(RuntimeError, match="read one epoch at a time"):
-            next(first)
-
-    def test_read_for_their_own_next_batch_and_each_image_once(self, pictures, tmp_path):
-        notes = tmp_path / "notes"
-        store = MeetingStore(pictures, 3, 2, notes)  # of six requests, each of two has three
-        far = loader_of(store, batch_size=2, num_processes=2, reads_in_flight=6)
-        plain = loader_of(pictures, batch_size=2)
-        for n_epochs in (1, 2):
-            assert same(list(far), list(plain))
-            assert Counter(notes.read_text().splitlines()) == dict.fromkeys(pictures.keys(), n_epochs)
-        next(iter(far)), next(iter(plain))  # what was asked for ahead belongs to no later epoch
-        assert same(list(far), list(plain))
-
-    def test_resume_what_they_have_begun_and_so_do_threads(self, pixels):
-        threads, processes = (loader_of(pixels, batch_size=2, num_processes=number) for number in (0, 1))
-        expected = list(loader_of(pixels, batch_size=2))
-        taken = list(itertools.islice(processes, 3))
-        state = json.loads(json.dumps(processes.state_dict()))
-        for loader in (threads, processes):
-            loader.load_state_dict(state)
-            assert same(taken + list(loader), expected)
-
-    def test_take_a_store_whose_class_is_in_a_cell_and_name_a_broken_image(self, torn):
-        class Mine(MemoryStore):
-            pass
-
-        Mine.__module__ = "__main__"  # which is another one in the workers
-        files = {f"class/{number}": solid(number) for number in range(4)} | {"class/2": torn}
-        batches = iter(loader_of(Mine(files), batch_size=2, num_processes=1, shuffle=False))
-        assert next(batches)[0][:, 0, 0, 0].tolist() == [0, 1]
-        with pytest.raises(lk.DecodeError, match="class/2"):
-            next(batches)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
-from labkit.loading.crops import fitted_crops, flips, random_crops, uniforms
+from labkit.loading.crops import center_crops, flips, random_crops, uniforms
 from labkit.loading.resize import Resizer
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -76,19 +77,28 @@ def test_flips_have_their_probability():
     assert 0.22 < flips(draws, 0.25).mean() < 0.28
 
 
-@pytest.mark.parametrize("fit", ["crop", "pad", "stretch", "cover"])
-def test_boxes_without_draws_lie_around_the_middle_and_have_the_shape_of_the_crop(fit):
+@pytest.mark.parametrize(
+    ("size", "resize"),
+    [((224, 224), None), ((224, 224), 235), ((96, 160), 128), ((90, 150), 60), ((33, 20), 50)],
+)
+def test_centers_are_those_of_torchvision(size, resize):
+    """Also of photos that are smaller than what is seen, which then lie in its middle."""
     sizes = np.array([(256, 256), (256, 341), (1000, 512), (1, 1), (375, 500), (40, 300)])
-    for size in (224, 224), (96, 160):
-        top_left, resized = np.hsplit(fitted_crops(sizes, size, None, fit), 2)
-        np.testing.assert_allclose(top_left + np.array(size) / 2, resized / 2, atol=0.5)
-        scales = resized / sizes
-        assert fit == "stretch" or (np.ptp(scales * sizes.min(1, keepdims=True), axis=1) <= 1).all()
-        if fit == "pad":
-            assert (resized <= size).all()
-            assert (resized == size).any(1).all()
-        if fit in ("crop", "cover"):
-            assert (resized >= size).all()
+    for photo, (top, left, *resized) in zip(sizes.tolist(), center_crops(sizes, size, resize).tolist(), strict=True):
+        whole = F.resize(torch.zeros(1, *photo), [resize or 256])
+        assert list(whole.shape[1:]) == resized
+        places = torch.stack(torch.meshgrid(*map(torch.arange, resized), indexing="ij"))
+        row, column = F.center_crop(places, list(size))[:, size[0] // 2, size[1] // 2].tolist()
+        assert (row - size[0] // 2, column - size[1] // 2) == (top, left)
+
+
+def test_centers_of_other_shapes_are_of_photos_that_just_cover_what_is_seen_and_a_margin():
+    sizes = np.array([(256, 256), (256, 341), (1000, 512), (1, 1), (375, 500), (40, 300)])
+    top_left, resized = np.hsplit(center_crops(sizes, (96, 160), None), 2)
+    assert (resized >= (110, 183)).all()  # of which 7/8 is seen
+    assert (resized == (110, 183)).any(1).all()
+    assert (np.ptp(resized / sizes * sizes.min(1, keepdims=True), axis=1) <= 1).all()  # in their own shape
+    np.testing.assert_allclose(top_left + np.array([48, 80]), resized / 2, atol=0.5)
 
 
 def smooth(rows, columns):

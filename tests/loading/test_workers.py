@@ -20,9 +20,11 @@ import pytest
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as DataLoaderIter
 
+import labkit as lk
 from labkit.errors import WorkerDied
 from labkit.loading.torch_loader import explain_death
-from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of
+from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of, solid
+from tests.memory_store import MemoryStore
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -210,12 +212,9 @@ import sys, tempfile, time, torch
 import labkit as lk
 
 if __name__ == "__main__":
-    photos, kind, tempfile.tempdir = sys.argv[1:]
-    if kind == "processes":
-        loader = lk.BatchLoader(photos, size=16, batch_size=2, num_processes=2)
-    else:
-        config = lk.LoaderConfig(1, 2, start_method=kind, oversubscribe=True)
-        loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
+    kind, tempfile.tempdir = sys.argv[1:]
+    config = lk.LoaderConfig(1, 2, start_method=kind, oversubscribe=True)
+    loader = lk.make_loader(torch.utils.data.TensorDataset(torch.arange(9)), config)
     list(loader)
     print("now", flush=True)
     time.sleep(60)
@@ -225,11 +224,11 @@ if __name__ == "__main__":
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "signals"), [
     ("forkserver", {"the script": signal.SIGKILL}), ("fork", {"the script": signal.SIGTERM}),
-    ("processes", {"the script": signal.SIGKILL}), ("fork", {"a worker": signal.SIGKILL, "the script": signal.SIGINT}),
-], ids=["forkserver", "fork", "processes", "worker"])  # fmt: skip
-def test_a_kill_leaves_no_process_and_no_file(tmp_path, first_photos, kind, signals):
+    ("fork", {"a worker": signal.SIGKILL, "the script": signal.SIGINT}),
+], ids=["forkserver", "fork", "worker"])  # fmt: skip
+def test_a_kill_leaves_no_process_and_no_file(tmp_path, kind, signals):
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:  # short, for sockets
-        with script_in_session(tmp_path / "script.py", KILLED, first_photos(4), kind, folder) as child:
+        with script_in_session(tmp_path / "script.py", KILLED, kind, folder) as child:
             others = [pid for pid in session_of(child.pid) if pid != child.pid]
             assert len(others) >= 2
             for whose, number in signals.items():
@@ -237,6 +236,18 @@ def test_a_kill_leaves_no_process_and_no_file(tmp_path, first_photos, kind, sign
             child.wait()
             assert eventually(lambda: not session_of(child.pid), within_s=30)  # torch asks every five seconds
         assert os.listdir(folder) == []
+
+
+def test_a_store_whose_class_is_in_a_cell_goes_to_workers_that_are_no_forks():
+    class Mine(MemoryStore):
+        pass
+
+    Mine.__module__ = "__main__"  # which is another one in the workers
+    files = {f"class/{number}.png": solid(number) for number in range(4)} | {"class/2.png": b"torn"}
+    batches = iter(loader_of(lk.ImageDataset(Mine(files)), 1, batch_size=2, start_method="forkserver"))
+    assert next(batches)[0][:, 0, 0, 0].tolist() == [0, 1]
+    with pytest.raises(lk.DecodeError, match=r"class/2\.png"):
+        next(batches)
 
 
 @pytest.fixture

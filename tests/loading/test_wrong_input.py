@@ -6,7 +6,6 @@ tests.
 
 import re
 import shutil
-import threading
 import warnings
 from pathlib import Path
 
@@ -69,14 +68,6 @@ class Textual(MemoryStore):
         return super().read(key).decode("latin-1")
 
 
-class Locked(MemoryStore):
-    """A store that cannot be sent to a process."""
-
-    def __init__(self, files):
-        super().__init__(files)
-        self.lock = threading.Lock()
-
-
 def returns_nothing(image):
     image.clamp(max=9)
 
@@ -116,8 +107,6 @@ SOURCES = [
     ("no bytes, by PIL", lambda: lk.PILDataset("cut")[0], ARGUMENT, r"a/1\.jpg: .*it is an empty file"),
     ("text from a store", lambda: batch(Textual({"a.jpg": b"\xff"}), classes=[]), TYPE,
      r"'a\.jpg' must lead to the bytes of an image file, got str"),
-    ("a lock in a store of processes", lambda: batch(Locked({"a.jpg": b""}), num_processes=1, classes=[]), TYPE,
-     r"(?s)cannot pickle.*while starting 1 workers: .*may hold no open file, lock or connection"),
     ("a slice", lambda: lk.ImageDataset("photos")[0:2], TYPE, r"an index must be an integer from 0 to 11, got slice"),
     ("an index below", lambda: pixels()[-13], IndexError, "has no image -13: it has 12"),
 ]  # fmt: skip
@@ -147,8 +136,6 @@ NUMBERS = [
     ("NumPy's dtype", lambda: batch(dtype=np.float32), ARGUMENT, r"dtype must be one of torch\.uint8"),
     ("text as layout", lambda: batch(memory_format="channels_last"), ARGUMENT, "must be one of torch.channels_last"),
     ("torchvision's mode", lambda: batch(interpolation=InterpolationMode.BICUBIC), ARGUMENT, "one of bilinear, b"),
-    ("a letterbox", lambda: batch(train=False, fit="letterbox"), ARGUMENT, "fit must be one of crop, pad, stretch"),
-    ("a mean as fill", lambda: batch(fill=(0.485, 0.456, 0.406)), ARGUMENT, "fill must be an integer >= 0, got 0.485"),
     ("crops by number", lambda: batch(crops=2), ARGUMENT, r"crops must be a list of \(size, scale, number\)"),
     ("text as epoch", lambda: in_epoch("2"), ARGUMENT, "epoch must be an integer .*, got '2'"),
 ]  # fmt: skip
@@ -197,7 +184,7 @@ TABLE = [
     *SOURCES, *LABELS, *FLAGS, *NUMBERS, *ORDERS, *TRANSFORMS, *DEVICES,
 ]  # fmt: skip
 OF_OTHERS = (
-    "a lock in a store of processes", "an index below", "drop_last", "Albumentations alone",
+    "an index below", "drop_last", "Albumentations alone",
     "images that stay PIL's", "a device of torch's past",
 )  # fmt: skip
 

@@ -143,7 +143,7 @@ class TestTheWorkItself:
             assert not LoaderTraits.of(loader).decodes
             [found] = advise(loader, prepare=3.0, together=4.0)
             assert (found.rung, found.notebook) == ("transforms", "06_kornia_gpu")
-        for cause, instead in (("prepare", "PixelStore"), ("hand_over", "num_processes=0")):
+        for cause, instead in (("prepare", "PixelStore"), ("hand_over", "uint8, which the device normalizes")):
             [found] = advise(lk.BatchLoader(store), **{cause: 3.0}, together=4.0)
             assert instead in found.action
             assert "or lk.BatchLoader" not in found.action

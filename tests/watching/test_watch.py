@@ -203,13 +203,6 @@ class TestLoaders:
         assert "DataLoader 0 was begun before it was observed" in repr(report)
         assert ("how its workers make batches is not known" in repr(report)) == bool(num_workers)
 
-    @pytest.mark.exhaustive
-    def test_of_a_batch_loader_with_processes_are_its_own_alone(self, first_photos):
-        """Not also of the loader that it has of torch's."""
-        watched = watched_while(lk.BatchLoader(first_photos(24), size=16, batch_size=2, num_processes=1))
-        [row] = watched.report().loaders.itertuples()
-        assert (row.loader, row.n_batches) == ("BatchLoader 0", 12)
-
     @pytest.mark.alone
     def test_of_one_step_are_told_from_a_validation(self):
         def loader(stage):
