@@ -6,8 +6,8 @@ tests.
 
 import re
 import shutil
-import zipfile
 import warnings
+import zipfile
 from pathlib import Path
 
 import albumentations as A
