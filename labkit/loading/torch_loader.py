@@ -461,8 +461,8 @@ class Loader(Resumable, DataLoader):
         return _WorkersPass(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers cannot be sent, nor can torch's iterator over them: a copy starts its own. And a generator, whose draws
-        # decide on nothing here, would be sent by a shared file that torch cannot open again.
+        # Workers cannot be sent, nor can torch's iterator over them: a copy starts its own. The generator, whose draws
+        # decide on nothing here, would go by a shared file that torch cannot open again.
         return {**super().__getstate__(), "_idle_runs": [], "_iterator": None, "generator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
