@@ -232,6 +232,8 @@ class _PrefetchedPass(Iterator[Any]):
         standing, batches = self._standing, self._batches
         if standing is None or not standing.is_running:
             return
+        if self._prefetcher._newest is not standing:
+            self._prefetcher._collect_looks()  # into this pass, while it is running
         standing.is_running, self._batches = False, None
         outer, standing.outer = standing.outer, None
         self._ahead.clear()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
 import labkit as lk
+from labkit.measure.unchanged import unchanged
 from tests.loaders import Numbers, loader_of, red, solid, store_that_reads
 from tests.memory_store import MemoryStore
 
@@ -247,9 +248,18 @@ class Course:
         self.epoch, self.n_taken = 3, self.loaded[1] if self.loaded and self.loaded[0] == 3 else 0
         self.left = self.at_look = None
 
+    def measure(self):
+        """What `compare`, `diagnose` and `tune` do around a measurement leaves no trace, wherever the training is."""
+        with unchanged(self.loader):
+            iterator = iter(self.loader)
+            for _ in range(3):
+                with contextlib.suppress(ValueError, OSError):
+                    next(iterator)
+            iterator.close()
+
     acts = (
         "take", "take", "take", "leave", "look", "keep", "look_on", "forget_looks", "stray", "save", "load",
-        "load_here", "begin", "set",
+        "load_here", "begin", "set", "measure",
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from labkit.watching.findings import SHARES
 from labkit.watching.observe import Control
 from labkit.watching.program import Steps
 from labkit.watching.timings import line_sampler
+from labkit.watching.traits import torch_loader
 from tests.encodings import Encoding
 from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
 from tests.watching.trained import optimizer, train, watched_while
@@ -385,8 +386,8 @@ class Wrapper:
 class TestWorkers:
     def test_are_found_in_a_wrapper(self, clock):
         inner, step = Stalls(prepare=0.03).loader_and_step(clock)
-        assert loop.torch_loader(Wrapper(Wrapper(inner))) is inner
-        assert loop.torch_loader([1]) is None
+        assert torch_loader(Wrapper(Wrapper(inner))) is inner
+        assert torch_loader([1]) is None
         found = lk.diagnose(Wrapper(inner), step, batches=3, rounds=1)
         assert (found.recommendation.rung, len(found.loaders)) == ("workers", 1)
         assert found.costs.making == pytest.approx(0.03, rel=0.01)
