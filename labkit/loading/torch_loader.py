@@ -633,6 +633,8 @@ class _Batches(Dataset):
                         "epoch: it comes from a next() on something that was used up; next(..., None) returns None"
                     ).with_traceback(error.__traceback__)
                 error.add_note(f"while loading {note}")
+                if "not fork-safe" in str(error):
+                    error.add_note(_FORK_REMEDY)
                 return FailedBatch(error)
 
 
@@ -690,10 +692,11 @@ def _attributes(roots: Sequence[Any]) -> list[Any]:
             elif isinstance(item, np.ndarray):
                 is_small = item.nbytes <= _LARGE and not item.dtype.hasobject
                 contents = _checksum(item) if is_small else 0
-            elif isinstance(item, list | tuple | set | frozenset):
-                held = list(item)
             else:
-                held = list((item if isinstance(item, dict) else getattr(item, "__dict__", {})).values())
+                for kind, items_of in _ITEMS.items():
+                    if issubclass(type(item), kind):
+                        held += items_of(item)
+                held += getattr(item, "__dict__", {}).values()
         if len(held) > _LONG:
             contents = _checksum(np.fromiter(map(id, held), np.int64, len(held)))
         else:
@@ -713,6 +716,9 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
     )
 
 
+_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {  # a subclass of these may read each item where it is asked for
+    dict: dict.values, list: list.__iter__, tuple: tuple.__iter__, set: set.__iter__, frozenset: frozenset.__iter__,
+}  # fmt: skip
 _LONG = 1000  # items of a list that is data, not settings
 _LARGE = 1 << 26  # bytes of an array, which take some 20 ms to compare
 _PLAIN = (int, float, complex, str, bytes)
@@ -723,5 +729,10 @@ _PICKLING_REMEDY = (
 _SYSTEM_REMEDY = (
     "the system refused what they need: see that /dev/shm can be written to and has room (df /dev/shm), and the limits "
     "of files and processes (ulimit -n, ulimit -u); or pass num_workers=0"
+)
+_FORK_REMEDY = (
+    "this is a file system of fsspec's, such as s3fs, which only the process that opened it can use, and it was opened "
+    "before the worker was forked: call fsspec.filesystem(...) within __getitem__, which keeps one for each process, "
+    "or pass LoaderConfig(start_method='spawn')"
 )
 _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)

@@ -230,6 +230,20 @@ class TestParts:
         offsets[2] = 40
         assert indices(loader) == [0, 1, 42, 3]
 
+    @pytest.mark.parametrize("base", [dict, list, tuple, set, frozenset])
+    def test_are_found_without_asking_a_container_of_the_users_own_for_its_items(self, base):
+        def read(self, *_):
+            raise AssertionError("each item was read")
+
+        dataset = Numbers(4)
+        dataset.files = type("Lazy", (base,), dict.fromkeys(("values", "items", "__iter__", "__getitem__"), read))()
+        loader = loader_of(dataset, 1, start_method="fork")
+        assert [indices(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+        dataset.transform = lambda item: item * dataset.files.factor
+        for factor in (10, 7):
+            dataset.files.factor = factor
+            assert indices(loader) == [0, factor, 2 * factor, 3 * factor]
+
     def test_that_lose_an_item_of_a_set_take_effect_too(self):
         dataset = Numbers(4)
         dataset.kept = kept = {0, 1, 2, 3}
