@@ -35,7 +35,7 @@ from labkit.errors import ArgumentError, OperationError, WorkerDied, WrongTypeEr
 from labkit.loading.bucket_sampler import check_batch_sampler, keys_of
 from labkit.loading.resume import FailedBatch, Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
-from labkit.loading.seeding import RandomSources, SeededIndices
+from labkit.loading.seeding import RandomSources, SeededIndices, held_by
 from labkit.util.arguments import kind_of, require_callable, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state, warn_caller
@@ -693,10 +693,7 @@ def _attributes(roots: Sequence[Any]) -> list[Any]:
                 is_small = item.nbytes <= _LARGE and not item.dtype.hasobject
                 contents = _checksum(item) if is_small else 0
             else:
-                for kind, items_of in _ITEMS.items():
-                    if issubclass(type(item), kind):
-                        held += items_of(item)
-                held += getattr(item, "__dict__", {}).values()
+                held = list(held_by(item))
         if len(held) > _LONG:
             contents = _checksum(np.fromiter(map(id, held), np.int64, len(held)))
         else:
@@ -716,9 +713,6 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
     )
 
 
-_ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {  # a subclass of these may read each item where it is asked for
-    dict: dict.values, list: list.__iter__, tuple: tuple.__iter__, set: set.__iter__, frozenset: frozenset.__iter__,
-}  # fmt: skip
 _LONG = 1000  # items of a list that is data, not settings
 _LARGE = 1 << 26  # bytes of an array, which take some 20 ms to compare
 _PLAIN = (int, float, complex, str, bytes)
