@@ -12,7 +12,7 @@ from labkit.app.tour_page import write_index
 from labkit.data.samples import make_photos
 from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.util.files import check_writable, write_atomic
-from labkit.util.machine import IS_CLONE, THOROUGH_VARIABLE, env_id, photo_root, scale
+from labkit.util.machine import IS_CLONE, THOROUGH_VARIABLE, env_id, labkit_home, photo_root, scale
 from labkit.util.redact import redact
 
 console = Console()
@@ -40,6 +40,7 @@ def run_tour(
         ValueError: these notebooks cannot be stored, or a recorded frame cannot be read; says why.
         OSError: files cannot be written.
     """
+    check_writable(labkit_home(), "set LABKIT_HOME to another folder")
     check_writable(results.resolve() / env_id(), "run labkit in another folder, or make room there")
     about = describe_run(only) if store_outputs else None
     notebooks = find_notebooks(only)

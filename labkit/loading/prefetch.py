@@ -248,6 +248,11 @@ class _PrefetchedPass(Iterator[Any]):
 
     __del__ = close
 
+    def _shutdown_workers(self) -> None:
+        """Leave the pass and end the workers of the loader's own."""
+        getattr(self._batches, "_shutdown_workers", lambda: None)()
+        self.close()
+
 
 def _make_transfer(device: torch.device) -> "PassThrough | CopyStream":
     accelerator = torch.accelerator.current_accelerator(check_available=True)

@@ -461,8 +461,12 @@ class Loader(Resumable, DataLoader):
         return _WorkersPass(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers cannot be sent, nor can torch's iterator over them: a copy starts its own.
-        return {**super().__getstate__(), "_idle_runs": [], "_iterator": None}
+        # Workers cannot be sent, nor can torch's iterator over them: a copy starts its own. And a generator, whose draws
+        # decide on nothing here, would be sent by a shared file that torch cannot open again.
+        return {**super().__getstate__(), "_idle_runs": [], "_iterator": None, "generator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, generator=torch.Generator().manual_seed(state["seed"]))
 
     def check_worker_number_rationality(self) -> None:
         """Nothing: torch would warn of many workers here, and `LoaderConfig` has done so."""
@@ -569,6 +573,10 @@ class _WorkersPass(Pass):
 
     def _next_batch(self) -> Any:
         return next(self._batches)
+
+    def _shutdown_workers(self) -> None:
+        """Leave the pass and end its workers, also those that persist, as an iterator of torch's can."""
+        self._end(GeneratorExit())
 
     def _end(self, error: BaseException | None) -> None:
         if not self._progress.is_running:

@@ -8,6 +8,7 @@ import pytest
 import labkit as lk
 from labkit import course
 from labkit.app.recording import FolderRecorder, UnkeptWarning
+from labkit.measure.frames import load_frame
 from labkit.measure.recorder import current_recorder, set_recorder
 from tests.full_disk import full_disk
 
@@ -37,7 +38,7 @@ def test_a_result_that_cannot_be_kept_is_a_warning_at_the_line_and_not_lost(
     remedy = tmp_path / "another folder" / "frames"
     set_recorder(FolderRecorder(remedy))
     lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, experiment="kept")
-    assert lk.load_frame(remedy / "kept.csv").variant.unique() == ["a"]
+    assert load_frame(remedy / "kept.csv").variant.unique() == ["a"]
 
 
 def _write(number):
