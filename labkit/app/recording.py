@@ -51,7 +51,10 @@ def _try(write: Callable[[], object]) -> None:
         warn_caller(f"the result is not kept for the report ({error}): {REMEDY}", UnkeptWarning)
 
 
-REMEDY = "make room there, or set LABKIT_RESULTS to another folder and start again"
+REMEDY = (
+    "make room there, or set LABKIT_RESULTS to another folder and start again; a tour records in the folder where it "
+    "is started"
+)
 
 
 class UnkeptWarning(UserWarning):

@@ -191,7 +191,10 @@ def known_results(results: str | os.PathLike | None = None) -> dict[str, Result]
     folder = next(filter(Path.is_dir, folders), None)
     if results is not None and folder is None:
         machine = f"this machine ({env_id()})"
-        raise MissingFileError(f"no results of {machine} in {results}: `python -m labkit tour` records them")
+        raise MissingFileError(
+            f"no results of {machine} in {results}: `python -m labkit tour` records them, in `results` where it is "
+            "started"
+        )
     own = recorded_results(folder) if folder else {}
     return stored_results() | {name: found for name, found in own.items() if found.scale != "ci"}
 

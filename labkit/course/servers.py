@@ -7,6 +7,7 @@ They still share the cores.
 import asyncio
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def _server_process(*arguments: str) -> Iterator[int]:
         try:
             port = process.stdout.readline() if process.stdout else ""
             if not port:
-                raise StorageError(f"the {arguments[0]} server did not start; to see why, run: {' '.join(command)}")
+                raise StorageError(f"the {arguments[0]} server did not start; to see why, run: {shlex.join(command)}")
             yield int(port)
         finally:
             process.kill()  # closing its input may not end it: a forked worker may hold a copy of the pipe

@@ -208,13 +208,7 @@ class BatchLoader(Labeled, Resumable):
             draw = CropPolicy(pixels.size, train, own_seed, share, ratio, flip, resize)
             own = None if transform is None else OwnTransform(transform, own_seed % 2**64)
             if own and own.draws_globally:
-                raise ArgumentError(
-                    f"transform= ({kind_of(transform)}) may draw from the global random generators of random, NumPy or "
-                    "torch, which the training draws from at the same time: give it to "
-                    "lk.ImageDataset(source, transform=transform) and lk.make_loader, whose workers seed these "
-                    "generators for each sample; or, if it does not draw from them, set transform.draws_globally = "
-                    "False. Transforms of Albumentations and torchvision's v2 alone need neither"
-                )
+                raise ArgumentError(_refusal_of_draws(transform, own))
             self._views.append(View(pixels, draw, CropWriter(pixels, resizer, own)))
         if not isinstance(source, Store | PixelStore) or isinstance(source, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
@@ -409,6 +403,23 @@ def _checked_resizer(antialias: bool, interpolation: str, train: bool, resize: i
                 "for training are drawn by scale and ratio"
             )
     return Resizer(bool(antialias), interpolation)
+
+
+def _refusal_of_draws(transform: Any, own: OwnTransform) -> str:
+    to_workers = "give it to lk.ImageDataset(source, transform=transform) and lk.make_loader, whose workers"
+    if own.shares_generator:
+        return (
+            f"transform= ({kind_of(transform)}) draws from a random generator that is a variable of a module, which "
+            f"the threads would share: {to_workers} each have their own; or make the generator an attribute of the "
+            "transform, and set transform.draws_globally = False"
+        )
+    return (
+        f"transform= ({kind_of(transform)}) may draw from the global random generators of random, NumPy or torch, by "
+        f"{own.drawn_by}, and the training draws from them at the same time: {to_workers} seed these generators for "
+        "each sample. If it does not draw from them, set transform.draws_globally = False, which functions and objects "
+        "of your own allow; wrap any other, such as a bound method or a builtin, in a function. Transforms of "
+        "Albumentations and torchvision's v2 alone need neither"
+    )
 
 
 def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[Any, tuple[float, float]]]:

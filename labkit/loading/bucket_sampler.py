@@ -68,9 +68,11 @@ def balance_over_ranks(batches: list[np.ndarray], world_size: int, remainder: st
 def check_halving(n_images: int, n_batches: int, world_size: int) -> None:
     """Raise ValueError where halving cannot give each rank as many batches: there are too few images."""
     if n_images < n_batches + -n_batches % world_size:
+        others = '"fill"' if n_images < world_size else '"drop" or "fill"'
         raise ArgumentError(
             f'remainder="keep" cannot give {world_size} ranks equally many batches: {n_images} images make {n_batches} '
-            'batches, and too few can be halved. Use another number of ranks, or remainder="drop" or "fill"'
+            "batches, and too few can be halved. Use another number of ranks, or begin an epoch with "
+            f"remainder={others}"
         )
 
 
@@ -152,9 +154,11 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
             return -(-n_batches // world_size)
         n_batches = int((counts // self.batch_size).sum())
         if n_batches < world_size:
+            is_possible = len(self._indices) >= world_size
+            remedy = "fewer buckets (a larger step), a smaller batch_size" if is_possible else "fewer ranks"
             raise ArgumentError(
                 f'remainder="drop" leaves {n_batches} full batches of {self.batch_size} for {world_size} ranks: use '
-                'fewer buckets (a larger step), a smaller batch_size, or remainder="fill"'
+                f'{remedy}, or remainder="fill"'
             )
         return n_batches // world_size
 
@@ -208,10 +212,17 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
 
     def check_dataset(self, dataset: Any) -> None:
         """Raise ValueError where keys of the data set, if it has any, are not the paths of these rows."""
-        remedy = 'sizes = sizes.set_index("path").loc[list(dataset.keys)].reset_index() puts the rows in their order'
+        keys = keys_of(dataset)
+        remedy = (
+            f"numbers = {{key: number for number, key in enumerate({_name_of_keys(dataset)})}}; "
+            'sizes = sizes[sizes["path"].isin(numbers)]; sizes = sizes.set_index(sizes["path"].map(numbers)) '
+            "leaves the rows of its images, under their numbers"
+        )
         if (last := int(self._indices.max())) >= len(dataset):
+            if keys is None:
+                remedy = f"leave out the rows of others, as by sizes[sizes.index < {len(dataset)}]"
             raise ArgumentError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
-        if (keys := keys_of(dataset)) is None:
+        if keys is None:
             return
         for index, path in zip(self._indices.tolist(), self._paths, strict=True):
             if keys[index] != path:
@@ -237,6 +248,13 @@ def _indices_of(sizes: "pd.DataFrame") -> np.ndarray:
             f"collect_sizes; got {labels[:3].tolist()}, ...: sizes.reset_index(drop=True) numbers them from 0"
         )
     return labels.astype(np.int64)
+
+
+def _name_of_keys(dataset: Any, name: str = "dataset") -> str:
+    """Python code for a data set's keys."""
+    if not isinstance(dataset, Subset):
+        return f"{name}.keys"
+    return f"[{_name_of_keys(dataset.dataset, name + '.dataset')}[index] for index in {name}.indices]"
 
 
 def keys_of(dataset: Any) -> Sequence[str] | None:

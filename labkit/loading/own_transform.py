@@ -39,11 +39,6 @@ _KNOWN_NAMES = {
     "torch.nn.modules.container.Sequential", "torch.storage._load_from_bytes",
     "torchvision.transforms.autoaugment.AutoAugmentPolicy", "torchvision.transforms.functional.InterpolationMode",
 }  # fmt: skip
-_MOVING = (
-    "albumentations.augmentations.geometric.", "albumentations.augmentations.crops.",
-    "albumentations.augmentations.mixing.", "torchvision.transforms.v2._geometry.",
-    "torchvision.transforms.v2._auto_augment.", "torchvision.transforms.v2.functional._geometry.",
-)  # fmt: skip
 _OF_PILLOW = ("timm.", "torchvision.transforms.transforms", "torchvision.transforms.autoaugment")
 
 _DRAWS_LIKE: dict[Any, Callable[..., Tensor]] = {  # these take a generator only in newer versions of torch
@@ -110,7 +105,7 @@ class OwnTransform:
     Attributes:
         draws_globally: Whether one thread at a time calls the transform.
         drawn_by: What in it draws from the global generators, or may, such as "`random.random`"; "" if nothing does.
-        moved_by: Name of a transform of Albumentations or torchvision's v2 in it that moves pixels, if there is one.
+        shares_generator: Whether it draws from a generator that all its copies share, such as a variable of a module.
 
     Raises:
         TypeError: `transform` cannot be called, or cannot be copied.
@@ -142,12 +137,10 @@ class OwnTransform:
         self.drawn_by = "" if self._is_known or is_declared else find_drawing(transform)
         is_watched = self._is_known or not (is_declared or self.drawn_by)
         self._has_torchvision = is_watched and any(name.startswith("torchvision.") for name in reader.names)
-        moving = (name for name in sorted(reader.names) if name.startswith(_MOVING))
-        self.moved_by = next((name.rpartition(".")[2] for name in moving), None)
         self._is_of_pillow = any(name.startswith(_OF_PILLOW) for name in reader.names)
         generators = [find_generators([copy]) for copy in copies]
-        is_shared = any(one is other for one in generators[0] for other in generators[1])  # a variable of a module
-        self.draws_globally = is_shared or bool(self.drawn_by)
+        self.shares_generator = any(one is other for one in generators[0] for other in generators[1])
+        self.draws_globally = self.shares_generator or bool(self.drawn_by)
         self._start()
 
     def _start(self) -> None:

@@ -227,7 +227,7 @@ def choose_sampler(
     if isinstance(sampler, WeightedRandomSampler) and len(sampler.weights) != len(samples):
         raise ArgumentError(
             f"the WeightedRandomSampler has {len(sampler.weights)} weights for {len(samples)} samples: it takes one "
-            "for each sample, such as class_weights[dataset.labels], and not one for each class"
+            "for each sample, such as np.asarray(class_weights)[dataset.labels], and not one for each class"
         )
     return sampler
 

@@ -288,9 +288,18 @@ def _references(item: Any) -> Iterator[Any]:
         yield [item.__globals__.get(name) for name in _used_names(item.__code__)]
     elif kind is types.MappingProxyType:
         yield from gc.get_referents(item)  # the mapping behind it
-    # By the methods of Python's own containers: a subclass, or another mapping or sequence, may read a file for each
-    # value that it is asked for. What it holds itself are its attributes.
-    elif issubclass(kind, dict):
+    yield from held_by(item)
+    yield kind
+
+
+def held_by(item: Any) -> Iterator[Any]:
+    """What an object holds: its attributes, and the items of a container of Python's own.
+
+    These by the methods of Python's own containers: a subclass, or another mapping or sequence, may read a file for
+    each value that it is asked for.
+    """
+    kind = type(item)
+    if issubclass(kind, dict):
         yield from dict.values(item)
     elif issubclass(kind, _SEQUENCES):
         base: Any = next(base for base in _SEQUENCES if issubclass(kind, base))
@@ -298,7 +307,6 @@ def _references(item: Any) -> Iterator[Any]:
     for name in _member_names(kind):  # type: ignore[arg-type]
         with suppress(AttributeError):  # a slot that was never set
             yield object.__getattribute__(item, name)
-    yield kind
 
 
 def _used_names(code: types.CodeType) -> Iterator[str]:

@@ -35,7 +35,7 @@ from labkit.errors import ArgumentError, OperationError, WorkerDied, WrongTypeEr
 from labkit.loading.bucket_sampler import check_batch_sampler, keys_of
 from labkit.loading.resume import FailedBatch, Pass, Progress, Resumable
 from labkit.loading.samplers import LoaderWarning, SeededBatchSampler, check_repeatable, choose_sampler
-from labkit.loading.seeding import RandomSources, SeededIndices
+from labkit.loading.seeding import RandomSources, SeededIndices, held_by
 from labkit.util.arguments import kind_of, require_callable, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import core_limits, main_is_script, usable_cores
 from labkit.util.process import keep_freed_memory, number_in_environment, on_cpu, preserve_rng_state, warn_caller
@@ -641,6 +641,8 @@ class _Batches(Dataset):
                         "epoch: it comes from a next() on something that was used up; next(..., None) returns None"
                     ).with_traceback(error.__traceback__)
                 error.add_note(f"while loading {note}")
+                if "not fork-safe" in str(error):
+                    error.add_note(_FORK_REMEDY)
                 return FailedBatch(error)
 
 
@@ -698,10 +700,8 @@ def _attributes(roots: Sequence[Any]) -> list[Any]:
             elif isinstance(item, np.ndarray):
                 is_small = item.nbytes <= _LARGE and not item.dtype.hasobject
                 contents = _checksum(item) if is_small else 0
-            elif isinstance(item, list | tuple | set | frozenset):
-                held = list(item)
             else:
-                held = list((item if isinstance(item, dict) else getattr(item, "__dict__", {})).values())
+                held = list(held_by(item))
         if len(held) > _LONG:
             contents = _checksum(np.fromiter(map(id, held), np.int64, len(held)))
         else:
@@ -731,5 +731,10 @@ _PICKLING_REMEDY = (
 _SYSTEM_REMEDY = (
     "the system refused what they need: see that /dev/shm can be written to and has room (df /dev/shm), and the limits "
     "of files and processes (ulimit -n, ulimit -u); or pass num_workers=0"
+)
+_FORK_REMEDY = (
+    "this is a file system of fsspec's, such as s3fs, which only the process that opened it can use, and it was opened "
+    "before the worker was forked: call fsspec.filesystem(...) within __getitem__, which keeps one for each process, "
+    "or pass LoaderConfig(start_method='spawn')"
 )
 _START_ERRORS = (TypeError, AttributeError, multiprocessing.ProcessError, OSError)

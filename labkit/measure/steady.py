@@ -40,7 +40,10 @@ def count_images(batch: Any) -> int:
         return count_images(getattr(batch, fields(batch)[0].name))
     if isinstance(batch, list | tuple) and len(batch):
         return count_images(batch[0])
-    raise WrongTypeError(f"cannot count the images of a {type(batch).__name__}: pass count= to compare")
+    raise WrongTypeError(
+        f"cannot count the images of a {type(batch).__name__}: pass count= to lk.compare, or let the loader give their "
+        "number"
+    )
 
 
 def synchronize() -> None:

@@ -118,6 +118,8 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType, str]:
             raise CannotRun(
                 f"there is no module {candidate} here ({os.getcwd()}), and none is installed: {error}"
             ) from None
+        if spec is None and candidate != name:
+            break
         if spec is None:
             raise CannotRun(f"there is no module {candidate} here ({os.getcwd()}), and none is installed")
         if spec.submodule_search_locations is None:

@@ -24,6 +24,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+import labkit as lk
 from labkit import course
 from labkit.course.oracles import oracle_files
 from labkit.util.pictures import encode_image
@@ -40,6 +41,8 @@ PROMISES = {  # by notebook: what is checked of its code
     "04_tensor_transforms": "floats of bytes that were cropped and resized",
     "05_albumentations": "no draw comes twice",
     "06_kornia_gpu": "draws for each image, and no wait for the GPU",
+    "07_cuda_prefetch": "each batch whole and in order, whatever the copies take",
+    "08_shard_formats": "each sample once in an epoch, shards in a new order; single files in the order of a batch",
     "08b_shard_order": "each sample once in an epoch, shards in a new order",
     "09_marigold_storage": "a file's bytes by its name, and never others",
     "10_image_sizes": "sizes of upright photos",
@@ -49,8 +52,8 @@ PROMISES = {  # by notebook: what is checked of its code
     "12_find_the_stall": "the share of time that the loop waits",
     "13_peers": "upright RGB, and one worker for each core of a rank",
     "14_claims": "the ratios of seconds, and their range",
+    "15_at_scale": "each sample once in an epoch, shards in a new order",
 }
-NOT_YET = {"07_cuda_prefetch", "08_shard_formats", "15_at_scale"}
 START_METHODS = ("fork", "forkserver", "spawn")
 NAMES = ["é.jpg", "写真 1.jpg", " b.jpg", "c.jpg ", os.fsdecode(b"\xff\xfe.jpg"), "-d.jpg", "e'\".jpg", "long" * 50]
 
@@ -135,9 +138,8 @@ def odd_files(folder: Path) -> list[Path]:
     ]
 
 
-def test_the_code_of_every_notebook_is_checked_or_named():
-    assert PROMISES.keys() | NOT_YET == {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
-    assert not PROMISES.keys() & NOT_YET
+def test_the_code_of_every_notebook_is_checked():
+    assert PROMISES.keys() == {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
 
 
 class Clock:
@@ -326,7 +328,7 @@ if __name__ == "__main__":
 
 
 class TestShardOrder:
-    """08b: every sample once in each epoch, and shards in a new order."""
+    """08, 08b and 15: every sample once in each epoch, and shards in a new order."""
 
     BEFORE = """
 import json, pathlib
@@ -338,25 +340,72 @@ def transform(image):
 if __name__ == "__main__":
     print(json.dumps([[number for _, numbers in loader for number in numbers.tolist()] for _ in range(2)]))
 """
+    N_SHARDS = 12
 
-    @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("spawn", 2)])
-    def test_shards_come_in_a_new_order(self, tmp_path, num_workers, start_method):
-        (tmp_path / "shards").mkdir()
+    def check(self, folder, block: str, start_method: str, name="é {:02}.tar", **environment: str):
+        """`block` does not shuffle within shards, which stay together."""
+        (folder / "shards").mkdir()
         photo = encode_image(Image.new("RGB", (8, 8)), "JPEG")
-        for shard in range(12):
+        for shard in range(self.N_SHARDS):
             own = {
                 f"{n}.{kind}": data
                 for n in range(shard * 3, shard * 3 + 3)
                 for kind, data in (("jpg", photo), ("cls", b"%d" % n))
             }
-            make_tar(tmp_path / "shards" / f"é {shard:02}.tar", own)
-        block = do_this("08b_shard_order").replace("shuffle(5000)", "shuffle(1)")  # so that shards stay together
-        block = replaced(block, ("num_workers=8", f"num_workers={num_workers}"))
-        epochs = run_script(tmp_path, self.BEFORE, block, self.AFTER, start_method=start_method)
+            make_tar(folder / "shards" / name.format(shard), own)
+        parts = self.BEFORE, block, self.AFTER
+        epochs = run_script(folder, *parts, start_method=start_method, environment=environment)
         assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 2
         orders = [list(dict.fromkeys(number // 3 for number in epoch)) for epoch in epochs]
         assert orders[0] != orders[1]
-        assert list(range(12)) not in orders
+        assert list(range(self.N_SHARDS)) not in orders
+
+    @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("spawn", 2)])
+    def test_shards_come_in_a_new_order(self, tmp_path, num_workers, start_method):
+        block = do_this("08b_shard_order").replace("shuffle(5000)", "shuffle(1)")
+        self.check(tmp_path, replaced(block, ("num_workers=8", f"num_workers={num_workers}")), start_method)
+
+    @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2)])
+    def test_so_do_those_of_object_storage(self, tmp_path, num_workers, start_method):
+        """Whose command is one that reads a file, here."""
+        block = replaced(
+            do_this("08_shard_formats"),
+            ("aws s3 cp s3://bucket/shard-{i:06d}.tar -", "cat shards/shard-{i:06d}.tar"),
+            ("range(980)", f"range({self.N_SHARDS})"), ("shuffle(1000)", "shuffle(1)"),
+            ("num_workers=8", f"num_workers={num_workers}"), ("batch_size=64", "batch_size=3"),
+        )  # fmt: skip
+        self.check(tmp_path, block, start_method, "shard-{:06}.tar")
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_so_do_those_of_a_rank_at_scale(self, tmp_path, start_method):
+        block = replaced(
+            do_this("15_at_scale"), ("/local_nvme/", ""), ("000979", f"{self.N_SHARDS - 1:06}"),
+            ("shuffle(1000)", "shuffle(1)"), ("num_workers=max(1, cores)", "num_workers=2"),
+            ("batch_size=256", "batch_size=3"), ("1_281_167 // 256", "36 // 3"),
+        )  # fmt: skip
+        self.check(tmp_path, block, start_method, "shard-{:06}.tar", RANK="0", WORLD_SIZE="1")
+
+    def test_single_objects_come_in_the_order_of_the_batch(self):
+        fetch = pasted("08_shard_formats", transform=None)["__getitems__"]
+        objects = type("Objects", (), {"read": lambda self, i: b"%d" % i, "decode": lambda self, data: int(data)})()
+        assert fetch(objects, [5, 3, 200, 3]) == [5, 3, 200, 3]
+
+
+class TestPrefetch:
+    """07: batches that are copied ahead are whole, in order, and no other's."""
+
+    def test_no_copy_races_with_a_step(self):
+        batches = [[torch.full((1 << 16,), float(n)), torch.tensor([n])] for n in range(6)]
+        with lk.simulated_cuda() as device:
+            batches = [[tensor.pin_memory() for tensor in batch] for batch in batches]
+            names, found = pasted("07_cuda_prefetch", loader=batches), []
+            for images, labels in names["prefetched"](batches):
+                torch.cuda._sleep(9000)
+                found.append((images * 2, labels + 0))
+            torch.cuda.synchronize()
+            assert device.races == []
+            found = [(images.cpu(), int(labels)) for images, labels in found]
+        assert [(images.unique().tolist(), label) for images, label in found] == [([2.0 * n], n) for n in range(6)]
 
 
 class TestSeeds:

@@ -233,7 +233,7 @@ def test_keys_of_the_data_set_must_be_the_paths_of_the_rows():
     sampler.check_dataset(Keyed(keys))
     sampler.check_dataset(Subset(Keyed(["else.jpg", *keys]), range(1, 11)))
     sampler.check_dataset([0] * 10)  # no keys to compare
-    with pytest.raises(ValueError, match=r"row 0 of sizes is '0000.jpg', but image 0 is 'else.jpg': sizes = "):
+    with pytest.raises(ValueError, match=r"row 0 of sizes is '0000.jpg', but image 0 is 'else.jpg': numbers = "):
         lk.make_loader(Keyed(["else.jpg", *keys]), batch_sampler=sampler)
     with pytest.raises(ValueError, match="sizes has a row 9, and the data set only 9 images"):
         sampler.check_dataset(Keyed(keys[:-1]))

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 import warnings
+from functools import partial
 from types import ModuleType
 
 import cloudpickle
@@ -229,6 +230,45 @@ class TestParts:
         assert indices(loader) == [0, 1, 2, 3]
         offsets[2] = 40
         assert indices(loader) == [0, 1, 42, 3]
+
+    @pytest.mark.parametrize("kind", ["object with slots", "bound method", "partial", "dict of another class"])
+    def test_that_are_changed_take_effect_wherever_they_are_held(self, kind):
+        class Scale:
+            __slots__ = ("factor",)
+
+            def apply(self, item):
+                return item * self.factor
+
+            __call__ = apply
+
+        class Kept(dict):
+            def __call__(self, item):
+                return item * self["scale"].factor
+
+        scale, dataset = Scale(), Numbers(4)
+        scale.factor = 1
+        dataset.transform = {
+            "object with slots": scale, "bound method": scale.apply, "partial": partial(Scale.apply, scale),
+            "dict of another class": Kept(scale=scale),
+        }[kind]  # fmt: skip
+        loader = loader_of(dataset, 1, start_method="fork")
+        for factor in (1, 10, 7):
+            scale.factor = factor
+            assert indices(loader) == [0, factor, 2 * factor, 3 * factor]
+
+    @pytest.mark.parametrize("base", [dict, list, tuple, set, frozenset])
+    def test_are_found_without_asking_a_container_of_the_users_own_for_its_items(self, base):
+        def read(self, *_):
+            raise AssertionError("each item was read")
+
+        dataset = Numbers(4)
+        dataset.files = type("Lazy", (base,), dict.fromkeys(("values", "items", "__iter__", "__getitem__"), read))()
+        loader = loader_of(dataset, 1, start_method="fork")
+        assert [indices(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+        dataset.transform = lambda item: item * dataset.files.factor
+        for factor in (10, 7):
+            dataset.files.factor = factor
+            assert indices(loader) == [0, factor, 2 * factor, 3 * factor]
 
     def test_that_lose_an_item_of_a_set_take_effect_too(self):
         dataset = Numbers(4)

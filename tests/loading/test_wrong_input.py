@@ -154,7 +154,7 @@ ORDERS = [
     ("a mask in a list", lambda: batch(sampler=MASK.tolist()), TYPE, "sampler is a mask of True and False"),
     ("a set of indices", lambda: loaded(sampler={1, 2}), TYPE, "sampler is a set, which is no order of indices"),
     ("weights of classes", lambda: batch(sampler=WeightedRandomSampler([1, 2, 3], 12)), ARGUMENT,
-     r"has 3 weights for 12 samples: it takes one for each sample, such as class_weights\[dataset\.labels\]"),
+     r"has 3 weights for 12 samples: it takes one for each sample, such as np\.asarray\(class_weights\)\["),
     ("the same in torch's loader", lambda: loaded(sampler=WeightedRandomSampler([1, 2, 3], 12)), ARGUMENT, "3 weights"),
     ("weights by index", lambda: loaded(sampler={0: 0.5}), TYPE, "sampler is a dict, which is no order of indices"),
 ]  # fmt: skip

@@ -187,7 +187,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("factory", "said", "cause"),
         [
-            *((lambda batch=batch: [batch], "raised WrongTypeError: .* pass count= to compare", TypeError)
+            *((lambda batch=batch: [batch], "raised WrongTypeError: .* pass count= to lk.compare, or .*", TypeError)
               for batch in ("text", [], (), {"a": "b"}.values())),
             (broken, "raised OSError: disk on fire", OSError),
             (list, "yielded no batch", type(None)),

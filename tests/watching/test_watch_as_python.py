@@ -219,7 +219,7 @@ class TestBeginning:
             (["."], "holds no __main__.py"),
             (["python3", "no.py"], "write the script alone"),
             (["-m", "no_module"], "there is no module no_module here"),
-            (["-m", "json"], "there is no module json.__main__"),
+            (["-m", "json"], "json is a package without __main__: name the module in it"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_run_is_said(self, words, said, monkeypatch):

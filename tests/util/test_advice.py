@@ -1,0 +1,199 @@
+"""Whoever does what a message of these helpers advises gets what it promises: each is followed to its end."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import labkit as lk
+from labkit import course
+from labkit.util.arguments import max_file_bytes
+from labkit.util.machine import install_command, labkit_home
+from labkit.util.process import rank_and_world_size
+from tests.image_files import write_pictures
+from tests.paths import REPO
+
+MEAN = (0.485, 0.456, 0.406)
+
+
+def told(call) -> str:
+    with pytest.raises(Exception) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    return write_pictures(tmp_path / "photos", "cat/1.jpg", "cat/2.png", "dog/3.jpg")
+
+
+def images_of(loader) -> torch.Tensor:
+    return torch.cat([images for images, _ in loader])
+
+
+# What packages are missing
+
+
+def test_every_extra_that_is_named_has_the_package_that_is_missing():
+    """`python -m pip install -e ".[extra]"` is the way of a clone."""
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        (extra, package)
+        for path in REPO.glob("labkit/**/*.py")
+        for extra in re.findall(r"install_command\(['\"](\w+)['\"]\)", path.read_text())
+        for package in {"cluster": ["ray"], "s3": ["s3fs"], "fast": ["turbojpeg"], "peers": ["py-spy"],
+                        "site": ["sphinx", "myst-nb", "pydata-sphinx-theme"], "test": ["pytest"]}[extra]
+    }  # fmt: skip
+    assert {extra for extra, _ in named} >= {"cluster", "s3", "peers", "site"}
+    for extra, package in named:
+        assert any(re.match(rf"{package}\b", each) for each in extras[extra]), extra
+        assert shlex.split(install_command(extra))[-1].endswith(f"[{extra}]")
+
+
+# Arguments
+
+
+def test_what_took_the_place_of_removed_arguments_does_their_work(photos, tmp_path):
+    said = told(lambda: lk.BatchLoader(photos, num_processes=2))
+    assert "load with lk.make_loader, which has workers" in said
+    crop = v2.RandomResizedCrop(16, antialias=True)
+    assert len(images_of(lk.make_loader(lk.ImageDataset(photos, transform=crop), num_workers=1))) == 3
+    for name, value in (("fit", "pad"), ("fill", 114)):
+        said = told(lambda name=name, value=value: lk.BatchLoader(photos, **{name: value}))
+        assert "pad " in said
+        assert "with lk.ImageDataset and lk.make_loader" in said
+
+    def pad(image):
+        image = v2.functional.resize(image, [15], max_size=16)
+        return v2.Pad([0, 0, 16 - image.shape[2], 16 - image.shape[1]], fill=114)(image)
+
+    images = images_of(lk.make_loader(lk.ImageDataset(photos, transform=pad), num_workers=0))
+    assert images.shape == (3, 3, 16, 16)
+    assert (images[..., -1, -1] == 114).all()
+    assert "give masks, boxes and points as torchvision.tv_tensors, by a data set of your own" in told(
+        lambda: lk.BatchLoader(photos, targets={})
+    )
+
+    class Masked(lk.ImageDataset):
+        def __getitem__(self, index):
+            image, _ = super().__getitem__(index)
+            return v2.CenterCrop(16)(tv_tensors.Image(image), tv_tensors.Mask(image[:1]))
+
+    images, masks = next(iter(lk.make_loader(Masked(photos), num_workers=0)))
+    assert torch.equal(images[:, :1], masks)
+    shards = lk.write_shards(photos, tmp_path / "far", num_workers=0, progress=False)
+    assert "copy the shards to a local folder first" in told(lambda: lk.read_shards(shards, cache=True))
+    shards.rename(tmp_path / "near")
+    assert len(list(lk.read_shards(tmp_path / "near"))) == 3
+
+
+def test_a_mean_of_bytes_is_divided(photos):
+    options = {"size": 16, "dtype": torch.float32}
+    of_bytes = [255 * each for each in MEAN]
+    said = told(lambda: lk.BatchLoader(photos, mean=of_bytes, std=(58, 57, 57), **options))
+    assert "divide by 255" in said
+    mean, std = np.divide(of_bytes, 255), np.divide((58, 57, 57), 255)
+    images = images_of(lk.BatchLoader(photos, mean=mean, std=std, train=False, **options))
+    plain = images_of(lk.BatchLoader(photos, size=16, train=False)).float() / 255
+    expected = (plain - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(images, expected.float(), atol=1e-5, rtol=0, check_stride=False)
+
+
+@pytest.mark.parametrize("transform", [v2.RandomHorizontalFlip, v2.CenterCrop])
+def test_a_class_is_made_an_object(photos, transform):
+    said = told(lambda: lk.ImageDataset(photos, transform=transform))
+    assert f"make one of it, {transform.__name__}(...)" in said
+    assert lk.ImageDataset(photos, transform=transform(*[16] * (transform is v2.CenterCrop)))[0][0].dtype == torch.uint8
+
+
+def test_the_limit_of_a_member_takes_megabytes(monkeypatch):
+    monkeypatch.setenv("LABKIT_MAX_FILE_MB", "2GB")
+    assert "LABKIT_MAX_FILE_MB must be a number of megabytes > 0" in told(max_file_bytes)
+    monkeypatch.setenv("LABKIT_MAX_FILE_MB", "2000")
+    assert max_file_bytes() == 2e9
+
+
+# Folders and processes
+
+
+def test_a_user_without_a_home_sets_labkits_own(tmp_path, monkeypatch):
+    for name in ("LABKIT_HOME", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user id without an entry
+    assert "set LABKIT_HOME to a folder that labkit may fill, or HOME" in told(labkit_home)
+    monkeypatch.undo()
+    for name in ("LABKIT_HOME", "HOME"):
+        monkeypatch.delenv("LABKIT_HOME", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv(name, str(tmp_path))
+        assert tmp_path in (labkit_home(), labkit_home().parent.parent)
+
+
+def test_a_home_that_cannot_be_written_to_is_another(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file" / "home"))
+    said = told(lambda: lk.make_photos(course.photo_root("imagenet"), 1, progress=False))
+    assert "set LABKIT_HOME to another folder" in said
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "other"))
+    assert len(lk.FolderStore(lk.make_photos(course.photo_root("imagenet"), 1, progress=False))) == 1
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["both", "neither"])
+def test_ranks_are_set_as_torchrun_does_or_not_at_all(monkeypatch, variables):
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="Set both as torchrun does, or neither"):
+        assert rank_and_world_size() == (0, 1)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings(action="error"):
+        assert rank_and_world_size() == ((1, 2) if variables else (0, 1))
+
+
+UNGUARDED = """
+import labkit as lk
+{guard}lk.write_shards("photos", "shards", max_bytes=1, num_workers=2, progress=False)
+"""
+
+
+def test_a_script_is_guarded(photos):
+    def run(guard: str):
+        (photos.parent / "make.py").write_text(UNGUARDED.format(guard=guard))
+        environment = {**os.environ, "PYTHONPATH": str(REPO)}
+        return subprocess.run(
+            [sys.executable, "make.py"], cwd=photos.parent, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    said = run("").stderr
+    assert re.search(r"call this under `if __name__ == ['\"]__main__['\"]:?`", said), said
+    done = run("if __name__ == '__main__': ")
+    assert done.returncode == 0, done.stderr
+    assert len(list(lk.read_shards(photos.parent / "shards"))) == 3
+
+
+def test_a_server_that_does_not_start_says_why_when_it_is_run(photos, tmp_path, monkeypatch):
+    """By the line that is named, whatever is in the names of its folders."""
+    photos = photos.rename(tmp_path / "it's {here} $HOME")
+    program = tmp_path / "no python"
+    program.write_text('#!/bin/sh\necho "no room for $@" >&2\nexit 3\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    with pytest.raises(lk.LabkitError) as caught, course.serve_s3({"bucket": photos}):
+        pass
+    line = str(caught.value).partition("to see why, run: ")[2]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)  # noqa: S602
+    assert done.returncode == 3
+    assert "no room for -m labkit.course.servers s3" in done.stderr
+    assert str(photos) in done.stderr
