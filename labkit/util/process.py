@@ -1,7 +1,6 @@
 """This process: its allocator and threads, its rank, its random state, values made once, its output and bars."""
 
 import io
-import multiprocessing
 import os
 import random
 import sys
@@ -84,6 +83,8 @@ def note_unknown_class(error: BaseException) -> None:
     """
     if "exited unexpectedly" not in str(error) or main_is_script():
         return
+    import multiprocessing  # whoever watches a script imports nothing that the script does not
+
     for frame, _ in walk_tb(error.__traceback__):
         batches = frame.f_locals.get("self")
         methods = [getattr(worker, "_start_method", None) for worker in getattr(batches, "_workers", ())]
