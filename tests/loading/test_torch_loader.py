@@ -445,6 +445,7 @@ class TestErrors:
         with pytest.raises(KeyError) as failure:
             list(loader_of(part, num_workers, batch_size=3))
         assert "while loading key-6" in shown_of(failure)
+        del failure  # whose traceback holds the pass, and its workers: it might go on
 
     @pytest.mark.parametrize(("num_workers", "start_method"), MODES[1:])
     def test_whose_type_cannot_be_made_again_are_told_in_full(self, num_workers, start_method):
@@ -454,6 +455,7 @@ class TestErrors:
         for part in ("Particular", "(5, 'why')", "while loading key-6", "the_faulty_transform"):
             assert part in str(failure.value)
         assert type(failure.value) is RuntimeError
+        del failure  # whose traceback holds the pass, and its workers: it might go on
 
     def test_of_a_class_that_no_process_can_name_are_told(self):
         class Local(ValueError):
@@ -479,6 +481,7 @@ class TestErrors:
         remedy = "with buckets, collect the sizes again", "collect_sizes(root, caches=False)"
         for part in ("batch of 4", "the first: key-4", "2 sizes", "(3, 5, 7)", "(3, 6, 7)", *remedy):
             assert part in shown_of(failure)
+        del failure  # whose traceback holds the pass, and its workers: it might go on
 
     @WORKERS
     @pytest.mark.parametrize("options", [{}, {"collate_fn": use_up}, {"batch_transform": use_up}], ids="".join)
@@ -487,6 +490,7 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="raised StopIteration") as failure:
             list(loader_of(dataset, num_workers, **options))
         assert ("key-0" if options else "while loading key-6") in shown_of(failure)
+        del failure  # whose traceback holds the pass, and its workers: it might go on
 
     def test_say_what_cannot_be_sent(self):
         with pytest.raises(RuntimeError, match="may hold only what can be pickled"):
