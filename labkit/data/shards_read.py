@@ -333,8 +333,8 @@ class _Standing:
         n_looks: How many passes began and were left since it gave a sample.
     """
 
-    def __init__(self, progress: Progress, outer: "_Standing | None", n_loads: int):
-        self.progress, self.outer, self.n_loads, self.n_looks = progress, outer, n_loads, 0
+    def __init__(self, progress: Progress, outer: "_Standing | None", n_loads: int, n_sets: int):
+        self.progress, self.outer, self.n_loads, self.n_sets, self.n_looks = progress, outer, n_loads, n_sets, 0
         self.before: tuple[Progress | None, tuple[ReaderRank, Progress] | None] = None, None
         self.has_given, self.is_running = False, True
 
@@ -381,7 +381,7 @@ class ShardDataset(IterableDataset):
         self._counter = EpochCounter()
         self._progress: Progress | None = None  # of the pass that gave a sample last
         self._newest: _Standing | None = None  # that pass
-        self._n_loads = 0
+        self._n_loads = self._n_sets = 0  # how many states were loaded, and how often the place was set at all
         self._saved: tuple[ReaderRank, Progress] | None = None
         self._parent: ReaderRank | None = None
         self._skips = SkipLog() if self.on_error == "skip" else None
@@ -410,7 +410,7 @@ class ShardDataset(IterableDataset):
                 "accelerator.prepare(), and move its batches by .to(accelerator.device)"
             )
         self._counter.set_epoch(epoch)
-        self._newest = None
+        self._newest, self._n_sets = None, self._n_sets + 1
         if self._saved is None or self._saved[1].epoch != epoch:
             self._progress = None
 
@@ -452,7 +452,7 @@ class ShardDataset(IterableDataset):
                 f"samples_per_rank differ; {remedy}"
             )
         self._saved, self._progress = (reader, progress), progress
-        self._newest, self._n_loads = None, self._n_loads + 1
+        self._newest, self._n_loads, self._n_sets = None, self._n_loads + 1, self._n_sets + 1
         self._counter.load(self._find_reader().rank, progress.epoch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -473,7 +473,7 @@ class ShardDataset(IterableDataset):
                     "with its own state; or begin an epoch by set_epoch(), without the state"
                 )
         self._warn(here, begun)
-        standing = _Standing(progress, outer, self._n_loads)
+        standing = _Standing(progress, outer, self._n_loads, self._n_sets)
         standing.before = self._progress, saved
         self._newest, self._progress = standing, progress
         return here, standing
@@ -582,7 +582,7 @@ class ShardDataset(IterableDataset):
 class _ShardPass(Iterator[tuple[Any, ...]]):
     """One pass over shards, of one worker of one rank."""
 
-    _standing = _Standing(Progress(0), None, 0)
+    _standing = _Standing(Progress(0), None, 0, 0)
     _standing.is_running = False  # until it has begun
 
     def __init__(self, dataset: ShardDataset):
@@ -598,7 +598,7 @@ class _ShardPass(Iterator[tuple[Any, ...]]):
     def __next__(self) -> tuple[Any, ...]:
         if not self._standing.is_running:
             raise StopIteration
-        if not self._standing.has_given and self._dataset._newest is None:  # an epoch was set, or a state loaded
+        if self._is_late():
             self._begin()
         while True:
             sample = self._next_sample()
@@ -608,12 +608,17 @@ class _ShardPass(Iterator[tuple[Any, ...]]):
             except Exception:
                 self._count()  # the next sample is what follows
                 raise
-            except BaseException:  # such as Ctrl-C
+            except BaseException:  # such as Ctrl-C: this sample was not given
+                self._progress.n_read -= 1
                 self.close()
                 raise
             if item is not None:
                 self._count()
                 return item
+
+    def _is_late(self) -> bool:
+        """Whether the place was set since this pass began, which has given nothing: it begins there."""
+        return not self._standing.has_given and self._standing.n_sets != self._dataset._n_sets
 
     def _next_sample(self) -> dict[str, Any]:
         order, progress, share = self._dataset.order, self._progress, self._share
@@ -645,6 +650,8 @@ class _ShardPass(Iterator[tuple[Any, ...]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where this pass stands, as the data set's `state_dict` says where the data set stands."""
+        if self._standing.is_running and self._is_late():
+            return self._dataset.state_dict()
         return self._dataset._state_of(self._progress)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
+from threading import current_thread
 from typing import Any, NamedTuple, Never
 
 import numpy as np
@@ -374,10 +375,11 @@ class _ThreadsPass(Pass):
             return
         super()._end(error)
         self._requests.close()  # no more reads
-        if (
-            sys is not None and not sys.is_finalizing()
-        ):  # else the threads have ended, and the names of modules are gone
-            wait(task for batch in self._started for task in batch.cancel())
+        running = [task for batch in self._started for task in batch.cancel()]
+        # Not where the threads have ended, and the names of modules are gone; nor in one of these threads, in which
+        # Python's collector may find a pass that nobody holds any more: it would wait for its own task.
+        if sys is not None and not sys.is_finalizing() and not current_thread().name.startswith(_THREADS):
+            wait(running)
         self._started.clear()
 
 
@@ -454,5 +456,8 @@ def _check_indices(n_images: int, indices: SeededIndices) -> None:
             )
 
 
+_THREADS = "labkit-batches"  # as their names begin
+
+
 def _thread_pool(num_threads: int) -> PerProcess:
-    return PerProcess(partial(ThreadPoolExecutor, num_threads, "labkit-batches", use_one_torch_thread))
+    return PerProcess(partial(ThreadPoolExecutor, num_threads, _THREADS, use_one_torch_thread))

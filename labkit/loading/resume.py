@@ -78,7 +78,7 @@ class Progress:
         generator: State of the sampler's own generator when the epoch began, in Base64; "" if there is none.
         next_epoch: The number that a pass gets which begins while the loader stands at this one.
         outer, epoch_before: The pass at which the loader stood when this one began, and its number for the next one.
-        n_loads: How many states the loader had loaded then.
+        n_loads, n_sets: How many states the loader had loaded then, and how often its place had been set at all.
         n_looks: How many passes began and were left since this one gave a batch.
         has_given: Whether a batch was handed out since the resume.
         is_over: Whether the last was handed out, and another asked for.
@@ -97,7 +97,7 @@ class Progress:
         self.epoch, self.n_batches, self.before, self.order_crc32 = epoch, n_batches, before, order_crc32
         self.generator = generator
         self.next_epoch, self.epoch_before = epoch + 1, epoch
-        self.n_looks = self.n_loads = 0
+        self.n_looks = self.n_loads = self.n_sets = 0
         self.outer: Progress | None = None
         self.has_given, self.is_over, self.is_running = False, False, True
         self.error: Exception | None = None
@@ -252,9 +252,12 @@ class Pass(Iterator[Any], ABC):
     def __next__(self) -> Any:
         if not self._progress.is_running:
             raise StopIteration
-        if not self._progress.has_given and self._loader._newest is None:
+        if self._is_late():
             self._end(None)
             self._begin()
+        look = self._loader._newest
+        if look is not None and look.outer is self._progress and look.generator:
+            self._loader._restore_generator(look)  # to where it was before the look, which is kept, drew from it
         while True:
             batch = self._take()
             self._progress.count()
@@ -265,6 +268,10 @@ class Pass(Iterator[Any], ABC):
                 raise batch.take_error()
             self._n_empty, self._first_empty = self._n_empty + 1, self._first_empty or batch.reason
 
+    def _is_late(self) -> bool:
+        """Whether the loader's place was set since this pass began, and it has given nothing: it begins there."""
+        return not self._progress.has_given and self._progress.n_sets != self._loader._sets
+
     def _take(self) -> Any:
         try:
             return self._next_batch()
@@ -273,7 +280,10 @@ class Pass(Iterator[Any], ABC):
             self._progress.is_over = failed is None
             self._end(end)
             if failed is not None:
-                raise failed from None
+                try:
+                    raise failed from None
+                finally:
+                    del failed  # whose traceback holds this frame
             if self._n_empty and self._n_empty == self._progress.n_batches and not self._progress.before:
                 raise NothingLeft(f"no batch of the epoch is left: {self._first_empty}") from None
             raise
@@ -287,6 +297,8 @@ class Pass(Iterator[Any], ABC):
     def state_dict(self) -> dict[str, Any]:
         """Where this pass stands, as the loader's `state_dict` says where the loader stands."""
         progress = self._progress
+        if progress.is_running and self._is_late():
+            return self._loader.state_dict()
         return self._loader._state_of(Progress(progress.epoch + 1) if progress.is_done else progress)
 
     def close(self) -> None:
@@ -322,6 +334,7 @@ class Resumable(ABC):
     _newest: Progress | None = None  # the pass at which the loader stands; None: at the beginning of an epoch
     _resumed: tuple[Any, ...] | None = None  # where a state stands whose pass has given nothing yet
     _loads = 0  # how many states were loaded: a pass that began before does not move the loader
+    _sets = 0  # how often the epoch was set or a state loaded: a pass that has given nothing begins anew
     _keys_crc32: int | None = None
 
     @property
@@ -331,7 +344,7 @@ class Resumable(ABC):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._epoch, self._newest = epoch, None
+        self._epoch, self._newest, self._sets = epoch, None, self._sets + 1
 
     def __len__(self) -> int:
         return n_batches_of(self.batch_sampler)
@@ -415,14 +428,15 @@ class Resumable(ABC):
         """The progress of a new epoch: that of a state, if it is of this epoch."""
         warn_if_not_shared(self.batch_sampler)
         told = require_seed(self._epochs.read(samplers_of(self.batch_sampler), self.epoch), "epoch")
-        outer = self._newest
+        is_told, self._epoch, outer = told != self.epoch, told, self._newest
         if outer is not None:
-            outer.next_epoch = self.epoch
-            if outer.is_running and told == self.epoch:
+            outer.next_epoch = told
+            if outer.is_running and not is_told:
                 told += outer.n_looks  # one that gives no more, but is kept, must not make all others the same epoch
         is_resumed = self._resumed is not None and self._resumed[0] == told
         progress = Progress(*self._resumed) if self._resumed and is_resumed else Progress(told)
-        progress.outer, progress.epoch_before, progress.n_loads = outer, self.epoch, self._loads
+        progress.outer, progress.epoch_before = outer, self.epoch
+        progress.n_loads, progress.n_sets = self._loads, self._sets
         self._epoch, self._newest = progress.next_epoch, progress
         return progress
 
@@ -447,6 +461,7 @@ class Resumable(ABC):
             self._stand_at(progress)
         elif not progress.has_given:
             if self._newest is progress:
+                self._restore_generator(progress)  # workers' batches may have been drawn
                 self._epoch, self._newest = progress.epoch_before, outer
             inner = self._newest
             while inner is not None and inner.outer is not progress:
@@ -455,9 +470,13 @@ class Resumable(ABC):
                 inner.outer, inner.epoch_before = outer, progress.epoch_before
         elif self._newest is progress and outer is not None and outer.is_running:
             outer.n_looks += 1
-            if progress.generator and (own := generator_of(self.batch_sampler)) is not None:
-                own.set_state(_state_from(progress.generator))  # as it was before the look drew from it
+            self._restore_generator(progress)
             self._stand_at(outer)
+
+    def _restore_generator(self, progress: Progress) -> None:
+        """Put the sampler's own generator back to where it was before a pass drew from it."""
+        if progress.generator and (own := generator_of(self.batch_sampler)) is not None:
+            own.set_state(_state_from(progress.generator))
 
     def _batches_of(self, progress: Progress) -> Iterator[SeededIndices]:
         """Indices of each batch; the samplers learn of the epoch when the first is asked for."""

@@ -1,16 +1,18 @@
 """Where a loader stands: after looks, caught errors and copies, and when a state is loaded late or saved at the end."""
 
 import copy
+import gc
 import itertools
 import multiprocessing
 import pickle
+import threading
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, get_worker_info
 
 import labkit as lk
-from tests.loaders import Numbers, firsts, loader_of, red, rows, same, solid, store_that_reads
+from tests.loaders import Numbers, eventually, firsts, loader_of, red, rows, same, solid, store_that_reads
 from tests.memory_store import MemoryStore
 
 
@@ -105,6 +107,26 @@ class TestACaughtError:
             next(iterator)
         assert next(iterator, "the end") == "the end"
 
+    def test_ctrl_c_in_a_sample_of_shards_loses_none(self, tmp_path):
+        def interrupt(image):
+            if red(image) == 3 and not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+            return red(image)
+
+        interrupted = []
+        files = {f"all/{n:02}.png": solid(n) for n in range(6)}
+        lk.write_shards(MemoryStore(files), tmp_path / "set", engine="threads", progress=False)
+        dataset = lk.read_shards(tmp_path / "set", transform=interrupt)
+        iterator = iter(dataset)
+        came = firsts(list(itertools.islice(iterator, 3)))
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        state = dataset.state_dict()
+        resumed = lk.read_shards(tmp_path / "set", transform=red)
+        resumed.load_state_dict(state)
+        assert came + firsts(list(resumed)) == list(range(6))
+
     def test_ctrl_c_ends_the_pass(self):
         def interrupt(index):
             if index == 5:
@@ -152,16 +174,33 @@ class TestALook:
         assert all(ours == theirs for ours, theirs in states)
         assert keep or [epoch for *_, epoch in found] == [epoch for *_, epoch in expected]
 
-    def test_does_not_disturb_a_generator_of_the_samplers_own(self):
+    @pytest.mark.parametrize("look", ["dropped", "kept", "begun"])
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_does_not_disturb_a_generator_of_the_samplers_own(self, num_workers, look):
         def epochs(look):
             sampler = RandomSampler(range(12), generator=torch.Generator().manual_seed(3))
-            loader = loader_of(sampler=sampler)
+            start, kept = {"start_method": "fork"} if num_workers else {}, []
+            loader = loader_of(num_workers=num_workers, sampler=sampler, **start)
+            if look == "begun":
+                iter(loader)
             for number, batch in enumerate(itertools.chain(loader, loader, loader)):
-                if look and number in (1, 4):
-                    next(iter(loader))
+                if look in ("dropped", "kept") and number in (1, 4):
+                    kept.append(iter(loader))
+                    next(kept[-1])
+                    if look == "dropped":
+                        kept.clear()
                 yield batch
 
-        assert same(list(epochs(True)), list(epochs(False)))
+        assert same(list(epochs(look)), list(epochs("")))
+
+    def test_that_gave_nothing_keeps_the_epoch_that_was_told_to_the_sampler(self):
+        sampler = DistributedSampler(range(12), num_replicas=1, rank=0)
+        loader = loader_of(num_workers=2, sampler=sampler, start_method="fork")
+        sampler.set_epoch(7)
+        iter(loader)
+        oracle = DistributedSampler(range(12), num_replicas=1, rank=0)
+        oracle.set_epoch(7)
+        assert [row[0] for row in rows(loader)] == list(oracle)
 
     @pytest.mark.parametrize("kind", ALL)
     def test_that_is_kept_and_never_goes_on_leaves_each_pass_an_epoch_of_its_own(self, kind, pictures):
@@ -185,6 +224,32 @@ class TestALook:
         assert loader.state_dict() == look.state_dict()  # which gave last
         next(training)
         assert loader.state_dict() == training.state_dict()
+
+
+class TestAnEpochThatIsSet:
+    @pytest.mark.parametrize("kind", [*KINDS[:3], "shards"])
+    def test_is_that_of_iterators_which_have_given_nothing(self, kind, pictures, tmp_path):
+        if kind == "shards":
+            files = {f"all/{n:02}.png": solid(n) for n in range(6)}
+            lk.write_shards(MemoryStore(files), tmp_path / "set", engine="threads", progress=False)
+            loader = lk.read_shards(tmp_path / "set", transform=red)
+        else:
+            loader = make(kind, pictures)
+        first, second = iter(loader), iter(loader)
+        loader.set_epoch(5)
+        next(first)
+        next(second)
+        epochs = [iterator.state_dict()["epoch"] for iterator in (first, second)]
+        assert epochs == ([5, 5] if kind == "shards" else [5, 6])  # of shards, what was set decides
+
+    @pytest.mark.parametrize("kind", ALL)
+    def test_or_a_loaded_state_is_told_by_such_an_iterator_too(self, kind, pictures):
+        begun, loader = make(kind, pictures), make(kind, pictures)
+        running = iter(begun)
+        next(running)
+        iterator = iter(loader)
+        loader.load_state_dict(begun.state_dict())
+        assert iterator.state_dict() == begun.state_dict()
 
 
 class TestAState:
@@ -280,6 +345,33 @@ class TestACopy:
         assert queue.get(timeout=120) == [rows(expected), rows(expected)]
         child.join(60)
         assert child.exitcode == 0
+
+
+def test_a_pass_that_the_collector_finds_in_one_of_its_threads_does_not_wait_for_itself(pictures):
+    may_read, in_a_circle = threading.Event(), []
+
+    def read(key):
+        if len(asked) == 1:
+            may_read.wait()
+        asked.append(key)
+        if in_a_circle:
+            in_a_circle.clear()
+            gc.collect()
+        return pictures.read(key)
+
+    asked = []
+    loader = lk.BatchLoader(store_that_reads(pictures, read), size=16, batch_size=1, num_threads=1)
+    iterator = iter(loader)
+    next(iterator)
+    circle = [iterator]
+    circle.append(circle)
+    in_a_circle.append(True)
+    gc.disable()
+    del iterator, circle
+    may_read.set()
+    assert eventually(lambda: not in_a_circle)
+    gc.enable()
+    assert len(list(loader)) == 12
 
 
 class Asks(Numbers):
