@@ -45,9 +45,10 @@ class Project:
         self.pil, self.mask, self.depth, self.boxes, self.points = {}, {}, {}, {}, {}
         rng = np.random.default_rng(0)
         for key, path in zip(KEYS, small, strict=False):
-            for folder in ("photos", "val", "masks", "depth"):
+            holding = ["photos"] + ["val"] * (key in VAL)  # a class folder without a photo is an error
+            for folder in (*holding, "masks", "depth"):
                 os.makedirs(f"{folder}/{key[:3]}", exist_ok=True)
-            for folder in ["photos"] + ["val"] * (key in VAL):
+            for folder in holding:
                 os.link(path, f"{folder}/{key}")
             self.pil[key] = Image.open(path).convert("RGB")
             width, height = self.pil[key].size
