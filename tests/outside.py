@@ -30,6 +30,9 @@ _IN_HOME = (".", ".cache", ".config", ".local", ".local/share", ".local/state")
 # Libraries fill these once for a user; labkit's own folder is looked at with all that is in it.
 _OF_LIBRARIES = {"matplotlib", "fontconfig", ".ray", "labkit"}
 
+# What processes leave in the temporary folder of the run if they are killed, as tests of kills do, and what torchrun does.
+_OF_THE_KILLED = ("pymp-", "torchelastic_")
+
 _before = pytest.StashKey[dict[Path, tuple[int, ...]]]()
 _temporary_folder = pytest.StashKey[Path]()
 _changed = pytest.StashKey[list[str]]()
@@ -77,6 +80,7 @@ def pytest_sessionfinish(session):
         folder = session.config.stash[_temporary_folder]
         own = {Path(multiprocessing.current_process()._config.get("tempdir") or "none").name, "jupyter"}
         left = sorted(path.name for path in folder.iterdir() if path.name not in own)
+        left = [name for name in left if not name.startswith(_OF_THE_KILLED)]
         session.config.stash[_changed] = [*_differences(before, _look()), *(f"new: {name} in TMPDIR" for name in left)]
         if session.config.stash[_changed] and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

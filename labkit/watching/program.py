@@ -72,8 +72,8 @@ _PATIENCE = 10  # times the batches to see: a loop without gradients that goes o
 class Steps(Control):
     """Counts batches of the training, and acts when there are enough, or when their epoch ends before that.
 
-    A training need not use torch's optimizers, nor step in each epoch: a loop with gradients is taken for one, and any
-    loop that goes on for long.
+    A training need not use torch's optimizers, nor step in each epoch: as long as none of them has stepped between two
+    batches of any loader, a loop with gradients is taken for one, and any loop that goes on for long.
 
     Args:
         watched: What is observed.
@@ -100,8 +100,9 @@ class Steps(Control):
             self._then()
 
     def _is_training(self, seen: SeenLoader) -> bool:
-        long = _PATIENCE * (self._n_steps + UNSETTLED)
-        return seen.trains or seen.has_gradients or seen.n_batches >= long
+        if any(loader.trains for loader in self._watched.observer.loaders):
+            return seen.trains
+        return seen.has_gradients or seen.n_batches >= _PATIENCE * (self._n_steps + UNSETTLED)
 
     def _end_without_steps(self, seen: SeenLoader) -> None:
         """Act, and say so if nothing but the number of batches tells that they were a training's."""
