@@ -280,8 +280,9 @@ def make_depth(
         is_done=lambda number: all((folder / name).is_file() for name in pair_names(number)), progress=progress,
         description="depth pairs", unit="pair", key=lambda number: pair_names(number)[0],
     )  # fmt: skip
-    lines = (" ".join(pair_names(number)) + "\n" for number in range(count))
-    write_atomic(root / LIST_NAME, "".join(lines).encode())
+    lines = "".join(" ".join(pair_names(number)) + "\n" for number in range(count)).encode()
+    if not (root / LIST_NAME).is_file() or (root / LIST_NAME).read_bytes() != lines:
+        write_atomic(root / LIST_NAME, lines)
     if tar:
         write_dot_tar(folder, folder.with_suffix(".tar"))
     return root
