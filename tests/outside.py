@@ -30,7 +30,7 @@ _IN_HOME = (".", ".cache", ".config", ".local", ".local/share", ".local/state")
 # Libraries fill these once for a user; labkit's own folder is looked at with all that is in it.
 _OF_LIBRARIES = {"matplotlib", "fontconfig", ".ray", "labkit"}
 
-# What processes leave in the temporary folder of the run if they are killed, as tests of kills do, and what torchrun does.
+# What processes that tests kill leave in the temporary folder of the run, and what torchrun always does.
 _OF_THE_KILLED = ("pymp-", "torchelastic_")
 
 _before = pytest.StashKey[dict[Path, tuple[int, ...]]]()
