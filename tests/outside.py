@@ -135,8 +135,11 @@ def _differences(before: dict[Path, tuple[int, ...]], after: dict[Path, tuple[in
 
 
 def _is_of_a_photo_set(path: Path) -> bool:
-    """A notebook makes the photos that it is the first to need, and they stay for later runs; none of them changes."""
+    """A notebook makes the photos that it is the first to need, and they stay for later runs; none of them changes.
+
+    So do the files that peers make of photos, which are kept under the same folder.
+    """
     with suppress(OSError):
-        photos = labkit_home() / "photos"
-        return path == labkit_home() or path == photos or photos in path.parents
+        kept = [labkit_home() / name for name in ("photos", "peers")]
+        return path == labkit_home() or any(path == folder or folder in path.parents for folder in kept)
     return False
