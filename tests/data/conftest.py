@@ -1,6 +1,8 @@
 """Images with odd names in a folder, a tar, behind a server and in object storage."""
 
 import tarfile
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,15 @@ from tests.scripted_server import serve_script
 
 
 @pytest.fixture
-def own_home(tmp_path, monkeypatch) -> Path:
-    """The folder in which indexes of remote tars are kept."""
+def own_home(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The folder in which indexes of remote tars are kept, for processes of a fork server as well.
+
+    A server that an earlier test started has that test's environment, and multiprocessing offers no public way to end it.
+    """
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    forkserver._forkserver._stop()
+    yield tmp_path / "home"
+    forkserver._forkserver._stop()
 
 
 @pytest.fixture(scope="session")
