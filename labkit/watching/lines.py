@@ -6,6 +6,7 @@ the library that the data set is from. Within a `Compose`, of torchvision or Alb
 name. Only the standard library is imported.
 """
 
+import gc
 import json
 import os
 import sys
@@ -16,7 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import islice
+from itertools import accumulate, chain, islice, repeat
+from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ _MOST_STACKS = 2000  # that are told apart, in a few MB
 
 
 Call = tuple[str, str, int]  # qualified name, file and line; a transform within a `Compose`: its name, no file, 0
+At = tuple[CodeType, int | None]  # a call as it was seen: its code, and the line that it was at
 
 
 class Stack(NamedTuple):
@@ -159,7 +162,7 @@ class LineSampler:
             due_s += (0.5 + spread) * _INTERVAL_S
             if now is not None:
                 thread, part, loader, loop, counts = now
-                self.add(sys._current_frames().get(thread), due_s - was_due_s, part, loader, loop, counts)
+                self.add(calls_of_thread(thread), due_s - was_due_s, part, loader, loop, counts)
             while self._stepped:
                 for stack, seconds in self._stepped.pop().items():
                     self.seconds[stack] += seconds
@@ -179,13 +182,12 @@ class LineSampler:
         return found
 
     def add(
-        self, frame: Any, seconds: float, part: str, loader: int = -1, loop: Sequence[CodeType] = (),
+        self, seen: Sequence[At], seconds: float, part: str, loader: int = -1, loop: Sequence[CodeType] = (),
         counts: dict[Stack, float] | None = None,
     ) -> None:  # fmt: skip
-        """Count seconds for the stack of a thread, by its innermost frame; default: in `seconds`."""
-        codes = _codes_of(frame)
-        n_common = _n_common(codes, loop)
-        calls = _calls_of(part, codes, max(0, n_common - 1))
+        """Count seconds for the calls that a thread was seen in, the innermost first; default: in `seconds`."""
+        n_common = _n_common(seen, loop)
+        calls = _calls_of(part, seen, max(0, n_common - 1))
         if not calls:
             return
         stack = Stack(part, calls, loader)
@@ -261,8 +263,11 @@ def is_own(path: str) -> bool:
     return bool(path) and _kind_of(path) == _OWN
 
 
-# Of torchvision (v1, v2) and Albumentations: methods whose variable `t` or `transform` is what they call.
+# Of torchvision (v1, v2) and Albumentations: methods that call one transform after the other, and classes whose methods
+# call those of the transform itself.
 _COMPOSES = ("Compose.__call__", "Compose.forward", "Sequential.__call__")
+_BASES = ("Compose", "BaseCompose", "Module", "Transform", "BasicTransform", "DualTransform", "ImageOnlyTransform")
+_COMPREHENSIONS = (".<locals>.<listcomp>", ".<locals>.<genexpr>", ".<locals>.<dictcomp>", ".<locals>.<setcomp>")
 _BETWEEN = ("Module._wrapped_call_impl", "Module._call_impl")  # of torch, above each `forward`: they say nothing
 _MOST_IN_ROW, _MOST_CALLS = 16, 48  # calls of libraries that follow one another, and calls of a stack, that are kept
 
@@ -274,6 +279,7 @@ class _Code(NamedTuple):
     kind: int
     is_compose: bool
     is_between: bool
+    transform: str  # whose method it is, if a `Compose` calls it
     call: Call
 
 
@@ -287,8 +293,19 @@ def _code_of(code: CodeType) -> _Code:
     if len(_codes) >= _MOST_CODES:  # of a script that makes code as it runs
         _codes.clear()
         _kinds.clear()
-    found = _codes[id(code)] = _Code(code, _kind_of(path), name in _COMPOSES, name in _BETWEEN, call)
+    kind, is_compose, is_between = _kind_of(path), name in _COMPOSES, name in _BETWEEN
+    found = _codes[id(code)] = _Code(code, kind, is_compose, is_between, _transform_of(name, kind), call)
     return found
+
+
+def _transform_of(name: str, kind: int) -> str:
+    """The class of a method, or a function's own name, by its qualified name; empty for a base class of transforms."""
+    while name.endswith(_COMPREHENSIONS):
+        name = name.rpartition(".<locals>.")[0]
+    of_method, _, own_name = name.rpartition(".<locals>.")[2].rpartition(".")
+    owner = of_method.rpartition(".")[2] or own_name
+    is_base = owner in _BASES or (kind == _LIBRARY and owner.startswith("_"))
+    return "" if is_base else owner
 
 
 def calls_asking(frame: Any) -> tuple[CodeType, ...]:
@@ -300,50 +317,61 @@ def calls_asking(frame: Any) -> tuple[CodeType, ...]:
     return tuple(found[::-1])
 
 
-class _At(NamedTuple):
-    """A call as it was seen; nothing here keeps its frame, and with it what it holds, alive."""
-
-    code: CodeType
-    number: int
-    transform: str
+_CODE_AND_LINE = attrgetter("f_code", "f_lineno")
 
 
-def _codes_of(frame: Any) -> list[_At]:
-    """The calls of a stack, from the innermost frame on: read at once, since the thread may go on meanwhile."""
-    found = list[_At]()
-    while frame is not None:
-        code, transform = frame.f_code, ""
-        known = _codes.get(id(code))
-        if known.is_compose if known is not None else code.co_qualname in _COMPOSES:
-            step = frame.f_locals.get("t", frame.f_locals.get("transform"))
-            transform = type(step).__name__ if step is not None else ""
-        found.append(_At(code, frame.f_lineno, transform))
-        frame = frame.f_back
+def calls_of_thread(thread: int) -> list[At]:
+    """The calls that another thread of this process is in, the innermost first.
+
+    CPython lets that thread run on between any two bytecodes of this one, and a frame that ends meanwhile leaves those
+    who walk its calls with freed memory: CPython 3.11 crashes. So frames are found and walked within one call of C,
+    during which Python's lock is held, by iterators that are written in C. Nothing has a frame when it returns.
+    `faulthandler` would need no frames, but writes each name by itself: 480 us where this takes 3.
+    """
+    found = list[At]()
+    frames: Any = iter(sys._current_frames, None)
+    if sys.version_info < (3, 12):
+        # Allocating a frame may collect garbage, whose finalizers let other threads run. From here to `enable` there is
+        # no bytecode at which 3.11 switches threads, so that a script's own `gc.disable` cannot come between.
+        was_enabled: Any = []
+        noting = map(was_enabled.append, iter(gc.isenabled, None))
+        frames = map(itemgetter(2), zip(noting, iter(gc.disable, 0), frames, strict=False))
+    innermost = islice(map(methodcaller("get", thread), frames), 1)
+    walk = map(_CODE_AND_LINE, accumulate(chain(innermost, repeat("f_back")), getattr))
+    try:  # `suppress` would be called, and threads switch at calls
+        found.extend(walk)
+    except AttributeError:  # of None, which calls the outermost
+        pass
+    finally:
+        if sys.version_info < (3, 12) and was_enabled[0]:
+            gc.enable()
     return found
 
 
-def _n_common(calls: Sequence[_At], loop: Sequence[CodeType]) -> int:
+def _n_common(calls: Sequence[At], loop: Sequence[CodeType]) -> int:
     """Calls that a stack has in common with those that ask for batches: the innermost of them is the loop."""
     n_common = 0
-    for asking, call in zip(loop, reversed(calls), strict=False):
-        if asking is not call.code:
+    for asking, (code, _) in zip(loop, reversed(calls), strict=False):
+        if asking is not code:
             break
         n_common += 1
     return n_common
 
 
-def _calls_of(part: str, seen: Sequence[_At], n_outside: int = 0) -> tuple[Call, ...]:
+def _calls_of(part: str, seen: Sequence[At], n_outside: int = 0) -> tuple[Call, ...]:
     """The calls of a stack that count, the outermost first; none: nothing but what calls the making.
 
     Those outside the loop over the batches are left out, where it is known: a trainer's loop is in a library.
     """
-    found, row, outermost = list[Call](), list[Call](), 0
-    for code, number, transform in seen[: len(seen) - n_outside]:
-        _, kind, _, is_between, call = _codes.get(id(code)) or _code_of(code)
+    found, row, outermost, inner = list[Call](), list[Call](), 0, ""
+    for code, line in seen[: len(seen) - n_outside]:
+        _, kind, is_compose, is_between, transform, call = _codes.get(id(code)) or _code_of(code)
+        number = line or call[2]
         if kind == _CALLER:
             break
-        if transform:
-            row.append((transform, "", 0))
+        if is_compose and inner:
+            row.append((inner, "", 0))
+        inner = transform or inner
         if kind == _OWN:
             found += _shortened(row)
             row = []

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 
 import albumentations
 import numpy as np
@@ -27,9 +28,14 @@ from tests.watching.trained import optimizer, train
 SAMPLED = LineSampler()
 
 
+def calls_here(depth=0):
+    """The calls that this one is in, the innermost first, without so many of them."""
+    return [(frame.f_code, number) for frame, number in traceback.walk_stack(sys._getframe(1 + depth))]
+
+
 def look(*ignored, **ignored_too):
     """A sample of one second, of whoever calls this."""
-    SAMPLED.add(sys._getframe(1), 1.0, MAKING)
+    SAMPLED.add(calls_here(1), 1.0, MAKING)
     return ignored[0] if ignored else ignored_too
 
 
@@ -161,12 +167,12 @@ class TestALoop:
             look_at_step()  # in the step
 
         def look_at_step():
-            sampler.add(sys._getframe(1), 1.0, *sampler._now[1:])
+            sampler.add(calls_here(1), 1.0, *sampler._now[1:])
             seen.append(1)
 
         def step_of_library(batch):
             steps.step()
-            sampler.add(sys._getframe(1), 1.0, *sampler._now[1:])
+            sampler.add(calls_here(1), 1.0, *sampler._now[1:])
 
         data = TensorDataset(torch.zeros(40, 4))
         for step, path, number in ((step_of_library, TORCH, 3), (own_step, __file__, line_with("# in the step"))):
@@ -182,10 +188,10 @@ class TestALoop:
         def train(least):
             for (batch,) in DataLoader(TensorDataset(torch.arange(8)), 2):
                 steps.step()
-                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # of a loop
+                sampler.add(calls_here(), 1.0, *sampler._now[1:])  # of a loop
                 if batch[0] >= least:
                     break
-            sampler.add(sys._getframe(), 9.0, *sampler._now[1:])  # such as of an evaluation after it
+            sampler.add(calls_here(), 9.0, *sampler._now[1:])  # such as of an evaluation after it
 
         with lk.watch() as watched:
             train(4)
@@ -203,19 +209,19 @@ class TestALoop:
         def begin_and_look(part):
             begin(part)
             if part == STEP:
-                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])
+                sampler.add(calls_here(), 1.0, *sampler._now[1:])
 
         def shown(loader):
             for batch in loader:
                 yield batch
-                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # the bar
+                sampler.add(calls_here(), 1.0, *sampler._now[1:])  # the bar
 
         sampler.begin = begin_and_look
         try:
             with lk.watch() as watched:
                 for _ in shown(DataLoader(TensorDataset(torch.zeros(8, 4)), 2)):
                     steps.step()
-                    sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # the loop
+                    sampler.add(calls_here(), 1.0, *sampler._now[1:])  # the loop
                 found = lines_of(watched.observer.stacks())
         finally:
             del sampler.begin
@@ -229,9 +235,9 @@ class TestALoop:
         with lk.watch() as watched:
             for _ in DataLoader(data, 2):
                 steps.step()
-                sampler.add(sys._getframe(), 1.0, *sampler._now[1:])  # trains
+                sampler.add(calls_here(), 1.0, *sampler._now[1:])  # trains
             for _ in DataLoader(data, 2):
-                sampler.add(sys._getframe(), 9.0, *sampler._now[1:])
+                sampler.add(calls_here(), 9.0, *sampler._now[1:])
             found = lines_of(watched.observer.stacks())
         own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
         assert own.pop(line_with("# trains")) >= 4
@@ -391,7 +397,7 @@ class TestASampler:
         for worker, seconds in enumerate((1.0, 2.0)):
             sampler = LineSampler(str(tmp_path / f"{worker}.lines"))
             for _ in range(2):
-                sampler.add(sys._getframe(), seconds, MAKING)  # this
+                sampler.add(calls_here(), seconds, MAKING)  # this
                 sampler._flush()
         assert (tmp_path / "0.lines").read_text().count("test_writes_what") == 1, "a stack is written once"
         with open(tmp_path / "0.lines", "a") as file:
