@@ -9,10 +9,8 @@ the processes in /proc. Nothing is attached to a process, and only the standard 
 import faulthandler
 import os
 import re
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
@@ -21,7 +19,7 @@ from weakref import ref
 
 from labkit.measure.usage import descendants
 from labkit.watching.hand import SIGNAL, Hand, answer_with_stacks, answers_in, hand_here
-from labkit.watching.lines import short_path
+from labkit.watching.lines import calls_of_thread, short_path
 from labkit.watching.linux import (
     descriptor_of,
     file_limit,
@@ -324,13 +322,11 @@ _STATES = {"R": "computes", "S": "sleeps", "D": "sleeps, and takes no signal", "
 
 
 def _main_process(doing: Doing, data: Any) -> _Process:
-    main, frame = threading.main_thread(), None
-    with suppress(KeyError):
-        frame = sys._current_frames()[main.ident or 0]
+    main = threading.main_thread()
     pid, files = os.getpid(), open_files(os.getpid())
     hand = _in_words(hand_here, data) if doing.worker == -1 else ""
     state, call = state_of(pid), system_call(pid, main.native_id or pid)
-    return _Process("the training", pid, state, call, _calls(frame), hand, *files, is_forked=False)
+    return _Process("the training", pid, state, call, _calls(main), hand, *files, is_forked=False)
 
 
 def _process(pid: int, worker: int | None, folder: str, data: Any) -> _Process:
@@ -357,10 +353,9 @@ def name_of_sample(data: Any, index: Any) -> str:
     return names_of(data)(index)
 
 
-def _calls(frame: Any) -> list[str]:
-    """A stack of this process, without our own frames: `file:line function`, the innermost first."""
-    frames = traceback.walk_stack(frame) if frame is not None else ()
-    return _called((each.f_code.co_filename, line, each.f_code.co_name) for each, line in frames)
+def _calls(thread: threading.Thread) -> list[str]:
+    """The stack of a thread, without our own calls: `file:line function`, the innermost first."""
+    return _called((code.co_filename, line, code.co_name) for code, line in calls_of_thread(thread.ident or 0))
 
 
 def _called(calls: Iterable[tuple[str, Any, str]]) -> list[str]:
@@ -379,11 +374,10 @@ _OURS = os.path.dirname(__file__)
 
 def _other_threads() -> Iterator[tuple[str, list[str]]]:
     """Threads of this process besides the main one and ours."""
-    frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.name.startswith(("labkit-", "QueueFeeder")):
             name = "pin thread" if "_pin_memory_loop" in thread.name else thread.name
-            yield name, _calls(frames.get(thread.ident or 0))[:4]
+            yield name, _calls(thread)[:4]
 
 
 _PATIENCE_S = 1.0  # for an answer, which takes some milliseconds

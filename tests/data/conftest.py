@@ -16,7 +16,7 @@ from tests.scripted_server import serve_script
 def own_home(tmp_path, monkeypatch) -> Iterator[Path]:
     """The folder in which indexes of remote tars are kept, for processes of a fork server as well.
 
-    A server that an earlier test started has that test's environment, and multiprocessing offers no public way to end it.
+    One that an earlier test started has that test's environment, and multiprocessing has no public way to end it.
     """
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     forkserver._forkserver._stop()
