@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +36,7 @@ _MOST_STACKS = 2000  # that are told apart, in a few MB
 
 
 Call = tuple[str, str, int]  # qualified name, file and line; a transform within a `Compose`: its name, no file, 0
-At = tuple[CodeType, int | None]  # a call as it was seen: its code, and the line that it was at
+At = tuple[CodeType, int]  # a call as it was seen: its code, and the offset of the instruction that it was at
 
 
 class Stack(NamedTuple):
@@ -281,6 +282,7 @@ class _Code(NamedTuple):
     is_between: bool
     transform: str  # whose method it is, if a `Compose` calls it
     call: Call
+    lines: list[tuple[int, int]]  # the offset at which each begins, and its number
 
 
 _MOST_CODES = 10_000
@@ -294,8 +296,16 @@ def _code_of(code: CodeType) -> _Code:
         _codes.clear()
         _kinds.clear()
     kind, is_compose, is_between = _kind_of(path), name in _COMPOSES, name in _BETWEEN
-    found = _codes[id(code)] = _Code(code, kind, is_compose, is_between, _transform_of(name, kind), call)
+    lines = [(start, line) for start, _, line in code.co_lines() if line is not None]
+    found = _codes[id(code)] = _Code(code, kind, is_compose, is_between, _transform_of(name, kind), call, lines)
     return found
+
+
+def line_at(at: At) -> int:
+    """The number of the line that a call was at."""
+    known = _codes.get(id(at[0])) or _code_of(at[0])
+    number = bisect_right(known.lines, at[1], key=itemgetter(0)) - 1
+    return known.lines[number][1] if number >= 0 else known.call[2]
 
 
 def _transform_of(name: str, kind: int) -> str:
@@ -317,7 +327,7 @@ def calls_asking(frame: Any) -> tuple[CodeType, ...]:
     return tuple(found[::-1])
 
 
-_CODE_AND_LINE = attrgetter("f_code", "f_lineno")
+_CODE_AND_OFFSET = attrgetter("f_code", "f_lasti")
 
 
 def calls_of_thread(thread: int) -> list[At]:
@@ -337,7 +347,7 @@ def calls_of_thread(thread: int) -> list[At]:
         noting = map(was_enabled.append, iter(gc.isenabled, None))
         frames = map(itemgetter(2), zip(noting, iter(gc.disable, 0), frames, strict=False))
     innermost = islice(map(methodcaller("get", thread), frames), 1)
-    walk = map(_CODE_AND_LINE, accumulate(chain(innermost, repeat("f_back")), getattr))
+    walk = map(_CODE_AND_OFFSET, accumulate(chain(innermost, repeat("f_back")), getattr))
     try:  # `suppress` would be called, and threads switch at calls
         found.extend(walk)
     except AttributeError:  # of None, which calls the outermost
@@ -363,10 +373,10 @@ def _calls_of(part: str, seen: Sequence[At], n_outside: int = 0) -> tuple[Call, 
 
     Those outside the loop over the batches are left out, where it is known: a trainer's loop is in a library.
     """
-    found, row, outermost, inner = list[Call](), list[Call](), 0, ""
-    for code, line in seen[: len(seen) - n_outside]:
-        _, kind, is_compose, is_between, transform, call = _codes.get(id(code)) or _code_of(code)
-        number = line or call[2]
+    found, row, inner = list[Call](), list[Call](), ""
+    outermost: At | None = None
+    for at in seen[: len(seen) - n_outside]:
+        _, kind, is_compose, is_between, transform, call, _ = _codes.get(id(at[0])) or _code_of(at[0])
         if kind == _CALLER:
             break
         if is_compose and inner:
@@ -375,14 +385,14 @@ def _calls_of(part: str, seen: Sequence[At], n_outside: int = 0) -> tuple[Call, 
         if kind == _OWN:
             found += _shortened(row)
             row = []
-            found.append((call[0], call[1], number))
+            found.append((call[0], call[1], line_at(at)))
         elif not is_between:
             row.append(call)
-            outermost = number
+            outermost = at
     if part == MAKING or n_outside or not found:  # else what calls the script, as a notebook's kernel does
         found += _shortened(row)
     if found and row and found[-1] is row[-1] and outermost:
-        found[-1] = (*found[-1][:2], outermost)
+        found[-1] = (*found[-1][:2], line_at(outermost))
     return tuple(found[_MOST_CALLS - 1 :: -1])
 
 

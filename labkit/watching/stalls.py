@@ -19,7 +19,7 @@ from weakref import ref
 
 from labkit.measure.usage import descendants
 from labkit.watching.hand import SIGNAL, Hand, answer_with_stacks, answers_in, hand_here
-from labkit.watching.lines import calls_of_thread, short_path
+from labkit.watching.lines import calls_of_thread, line_at, short_path
 from labkit.watching.linux import (
     descriptor_of,
     file_limit,
@@ -355,7 +355,7 @@ def name_of_sample(data: Any, index: Any) -> str:
 
 def _calls(thread: threading.Thread) -> list[str]:
     """The stack of a thread, without our own calls: `file:line function`, the innermost first."""
-    return _called((code.co_filename, line, code.co_name) for code, line in calls_of_thread(thread.ident or 0))
+    return _called((at[0].co_filename, line_at(at), at[0].co_name) for at in calls_of_thread(thread.ident or 0))
 
 
 def _called(calls: Iterable[tuple[str, Any, str]]) -> list[str]:

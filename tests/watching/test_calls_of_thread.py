@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from labkit.watching.lines import calls_of_thread
+from labkit.watching.lines import calls_of_thread, line_at
 from tests.paths import REPO
 
 
@@ -22,8 +22,7 @@ class Waiting:
     def go_deeper(self, depth):
         if depth:
             return self.go_deeper(depth - 1)
-        walked = traceback.walk_stack(sys._getframe())
-        self.calls = [(frame.f_code, frame.f_lineno) for frame, _ in walked]
+        self.calls = [(frame.f_code, number) for frame, number in traceback.walk_stack(sys._getframe())]
         self.ready.set()
         return self.go_on.wait()
 
@@ -40,7 +39,7 @@ class Waiting:
 @pytest.mark.parametrize("depth", [0, 40])
 def test_they_are_those_that_it_is_in(depth):
     with Waiting(depth) as waiting:
-        found = calls_of_thread(waiting.thread.ident)
+        found = [(at[0], line_at(at)) for at in calls_of_thread(waiting.thread.ident)]
     n_outside = len(waiting.calls) - 1  # all but the innermost, which has gone on to wait
     assert found[-n_outside:] == waiting.calls[1:]
     assert waiting.calls[0][0] in {code for code, _ in found[:-n_outside]}

@@ -30,7 +30,7 @@ SAMPLED = LineSampler()
 
 def calls_here(depth=0):
     """The calls that this one is in, the innermost first, without so many of them."""
-    return [(frame.f_code, number) for frame, number in traceback.walk_stack(sys._getframe(1 + depth))]
+    return [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_stack(sys._getframe(1 + depth))]
 
 
 def look(*ignored, **ignored_too):
