@@ -472,6 +472,11 @@ def _idle_workers(accounts: Accounts) -> str:
 
 def _notes(accounts: Accounts) -> list[str]:
     notes = [idle] if (idle := _idle_workers(accounts)) else []
+    if accounts.loader.is_sampled:
+        notes.append(
+            f"These are the figures of {accounts.loader.kind}, of whose loader nothing is known: where the loop stood "
+            "was sampled every 5 ms, and each call of backward() counts as a batch."
+        )
     if not accounts.loader.trains and not accounts.of(REPLAY):
         notes.append("No optimizer of torch stepped between batches: this may not be the loader of the training.")
     threads = {epoch.thread for epoch in accounts.loader.epochs}

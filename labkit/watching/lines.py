@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate, chain, islice, repeat
@@ -25,6 +25,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 MAKING, STEP = "making a batch", "the step"
+OF_LOOP = -2  # in place of a loader's number: a loop whose loader is not known
 _INTERVAL_S = 0.005
 # Python lets a thread keep its lock for 5 ms while another waits for it. A line of less time before the next call that
 # releases the lock would never be seen, so that the sampling thread gets its look sooner. The training process may have
@@ -77,6 +78,8 @@ class LineSampler:
         loader: Whose batches are made, or stepped with, from now on.
         loop: The code of the calls that ask for its batches, the outermost first: a step begins where both part.
         cpu_s: Processor seconds of the sampling so far, which are not the program's.
+        trains: The thread of a loop whose loader is not known, once one is found.
+        look: Called with each sample of that thread; returns whether it waits, and the calls within the loop, or None.
     """
 
     def __init__(self, path: str | None = None):
@@ -85,6 +88,8 @@ class LineSampler:
         self._path, self._n_written = path, 0
         self._thread: tuple[int, threading.Thread] | None = None  # with the process, since a fork has none
         self.loader, self.loop, self.cpu_s = -1, tuple[CodeType, ...](), 0.0
+        self.trains: int | None = None
+        self.look: Callable[[Sequence[At], float], tuple[bool, Sequence[At]] | None] = lambda calls, seconds: None
         self._now: tuple[int, str, int, tuple[CodeType, ...], dict[Stack, float]] | None = None
         self._stepped = list[dict[Stack, float]]()  # of steps that have ended, and are not in `seconds` yet
         self._usual_s: float | None = None  # the switch interval of the process, while it is ours
@@ -106,7 +111,7 @@ class LineSampler:
 
     def stop(self) -> None:
         """Sample no more."""
-        self._now = self._thread = None
+        self._now = self._thread = self.trains = None
         self.restore()
 
     def begin(self, part: str) -> None:
@@ -164,6 +169,11 @@ class LineSampler:
             if now is not None:
                 thread, part, loader, loop, counts = now
                 self.add(calls_of_thread(thread), due_s - was_due_s, part, loader, loop, counts)
+            trains, found = self.trains, None
+            if trains is not None and (now is None or now[0] != trains):
+                found = self.look(calls_of_thread(trains), due_s - was_due_s)
+            if found is not None:
+                self.add(found[1], due_s - was_due_s, MAKING if found[0] else STEP, OF_LOOP)
             while self._stepped:
                 for stack, seconds in self._stepped.pop().items():
                     self.seconds[stack] += seconds
@@ -335,27 +345,35 @@ def calls_of_thread(thread: int) -> list[At]:
 
     CPython lets that thread run on between any two bytecodes of this one, and a frame that ends meanwhile leaves those
     who walk its calls with freed memory: CPython 3.11 crashes. So frames are found and walked within one call of C,
-    during which Python's lock is held, by iterators that are written in C. Nothing has a frame when it returns.
-    `faulthandler` would need no frames, but writes each name by itself: 480 us where this takes 3.
+    during which Python's lock is held, by iterators that are written in C. When it returns, nothing has a frame, which
+    would keep alive what the call had. `faulthandler` would need no frames, but writes each name by itself: 480 us
+    where this takes 3.
     """
-    found = list[At]()
-    frames: Any = iter(sys._current_frames, None)
-    if sys.version_info < (3, 12):
-        # Allocating a frame may collect garbage, whose finalizers let other threads run. From here to `enable` there is
-        # no bytecode at which 3.11 switches threads, so that a script's own `gc.disable` cannot come between.
-        was_enabled: Any = []
-        noting = map(was_enabled.append, iter(gc.isenabled, None))
-        frames = map(itemgetter(2), zip(noting, iter(gc.disable, 0), frames, strict=False))
-    innermost = islice(map(methodcaller("get", thread), frames), 1)
-    walk = map(_CODE_AND_OFFSET, accumulate(chain(innermost, repeat("f_back")), getattr))
+    found, was_enabled = list[At](), list[bool]()
     try:  # `suppress` would be called, and threads switch at calls
-        found.extend(walk)
+        found.extend(_walk(thread, was_enabled))
     except AttributeError:  # of None, which calls the outermost
         pass
     finally:
-        if sys.version_info < (3, 12) and was_enabled[0]:
+        if was_enabled and was_enabled[0]:
             gc.enable()
     return found
+
+
+def _walk(thread: int, was_enabled: list[bool]) -> Iterator[At]:
+    """The calls of a thread, found and walked as this is iterated; it ends with an AttributeError.
+
+    Before CPython 3.12, allocating a frame may collect garbage, whose finalizers let other threads run, or wait forever
+    for a lock that `_current_frames` has. So the collector rests meanwhile, and `was_enabled` gets whether it ran. From
+    then until it runs again there is no bytecode at which CPython 3.11 switches threads, so that a script's own
+    `gc.disable` cannot come between.
+    """
+    frames: Any = iter(sys._current_frames, None)
+    if sys.version_info < (3, 12):
+        noting: Any = map(was_enabled.append, iter(gc.isenabled, None))
+        frames = map(itemgetter(2), zip(noting, iter(gc.disable, 0), frames, strict=False))
+    innermost = islice(map(methodcaller("get", thread), frames), 1)
+    return map(_CODE_AND_OFFSET, accumulate(chain(innermost, repeat("f_back")), getattr))
 
 
 def _n_common(calls: Sequence[At], loop: Sequence[CodeType]) -> int:

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from itertools import count
@@ -23,6 +23,7 @@ from weakref import ref
 from labkit.watching.batches import look_at
 from labkit.watching.device_times import DeviceTimes
 from labkit.watching.lines import STEP, Stack, calls_asking, read_stacks
+from labkit.watching.loop import LoopWatch
 from labkit.watching.resources import ResourceWatch, data_places
 from labkit.watching.seen import FEW, MOST_NOTED, Batch, Control, Epoch, Known, SeenLoader
 from labkit.watching.stalls import Doing, StallWatch
@@ -116,6 +117,9 @@ class Observer:
     `start` and `stop` change torch's classes and restore them; those that are not imported yet, as they are.
     """
 
+    loaders: list[SeenLoader]
+    loop: LoopWatch
+
     def __init__(self) -> None:
         self.device = DeviceTimes()
         self.stalls: StallWatch | None = None
@@ -129,6 +133,17 @@ class Observer:
         """The loaders between whose batches optimizers step; if none do, those that are iterated with gradients."""
         trains = [loader for loader in self.loaders if loader.trains]
         return trains or [loader for loader in self.loaders if loader.has_gradients]
+
+    @contextmanager
+    def with_loop(self) -> Iterator[None]:
+        """With the loop that trains among the loaders, if no known one trains."""
+        known = self.loaders
+        loop = None if any(loader.trains for loader in known) else self.loop.loader(len(known))
+        self.loaders = [*known, loop] if loop is not None else known
+        try:
+            yield
+        finally:
+            self.loaders = known
 
     @property
     def failed(self) -> list[str]:
@@ -174,11 +189,13 @@ class Observer:
 
     def forget(self) -> None:
         """Begin again, in a forked process: what was seen so far is its parent's."""
-        self.loaders: list[SeenLoader] = []
+        self.loaders = []
         self.saves: list[tuple[float, float, int]] = []  # of checkpoints: when they began and ended, and the thread
         self.doing: Doing | None = None
         self.main: SeenLoader | None = None  # the one to report on; None: the one of the training that gives most
-        self.n_steps, self.control, self.resources = 0, Control(), ResourceWatch()
+        self.n_steps, self.control, self.resources = Counter[int](), Control(), ResourceWatch()
+        self.loop = LoopWatch()
+        self._given, self._known_to_train = set[int](), set[int]()  # threads
         self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
         self._alike: dict[Any, tuple[SeenLoader, ref[Any], int]] = {}  # the newest loader of each description
         self._lock = threading.Lock()
@@ -192,7 +209,7 @@ class Observer:
     def stacks(self) -> dict[Stack, float]:
         """Seconds of each stack of the loaders that train, in this process and in the workers; before `stop`."""
         loaders, found = self.training or self.loaders, defaultdict[Stack, float](float)
-        keys = {epoch.key for loader in loaders for epoch in loader.epochs}
+        keys = {epoch.key for loader in loaders for epoch in loader.epochs}  # of a loop: `OF_LOOP`
         for (part, calls, loader), seconds in line_sampler().counted().items():
             if loader in keys:
                 found[Stack(part, calls)] += seconds
@@ -214,6 +231,8 @@ class Observer:
 
     def _observe_torch(self, torch: Any) -> None:
         self._undo.callback(self.device.start())
+        for name in ("backward", "grad"):
+            self.change(torch.autograd, name, self._differentiating)
         saving = self._saving(torch.save)
         for owner in (torch, torch.serialization):  # one function under two names, as pickle wants it
             self.change(owner, "save", lambda _: saving)
@@ -240,7 +259,33 @@ class Observer:
         self._undo.callback(setattr, owner, name, original)
 
     def _stepped(self, *_: Any) -> None:
-        self.n_steps += 1
+        """An optimizer has stepped, or gradients are computed: as a training does once a batch."""
+        thread = threading.get_ident()
+        self.n_steps[thread] += 1
+        if thread in self._known_to_train:
+            return
+        if thread in self._given:  # a batch of a loader that is known
+            self._given.discard(thread)
+            return
+        self.loop.stepped()
+        if self.loop.thread == thread and line_sampler().trains != thread:
+            line_sampler().trains, line_sampler().look = thread, self.loop.look
+            self._start_sampling()
+
+    def _differentiating(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            self._stepped()
+            return original(*args, **kwargs)
+
+        return differentiate
+
+    def _start_sampling(self) -> None:
+        if not self.resources.runs:
+            self.resources.begin()
+        if not line_sampler().runs:
+            line_sampler().start()
+            self._undo.callback(line_sampler().stop)
 
     def _made_here(self, made: BatchTiming, samples: Noted) -> None:
         if (epoch := asking.epoch) is not None:
@@ -279,11 +324,7 @@ class Observer:
             self._seen.put(known, seen)
         seen.epochs.append(epoch)
         with suppress(Exception):  # such as of a container that lets no more threads start
-            if not self.resources.runs:
-                self.resources.begin()
-            if not line_sampler().runs:
-                line_sampler().start()
-                self._undo.callback(line_sampler().stop)
+            self._start_sampling()
             if self.stalls is not None and not self.stalls.runs:
                 folder = self.folder()
                 self._undo.callback(self.stalls.start(folder and os.path.join(folder, "stacks")))
@@ -467,8 +508,12 @@ class Observer:
                 seen.batch = look_at(data)
         if self._n_noted < _MOST_IN_ALL and len(epoch.batches) < MOST_NOTED:
             self._n_noted += 1
-            own = worker, ready, self.n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
+            n_steps = self.n_steps[epoch.thread]
+            own = worker, ready, n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
             epoch.batches.append(Batch(asked_s, received_s, *own))
+            if n_steps > epoch.batches[0].n_steps:
+                self._known_to_train.add(epoch.thread)
+        self._given.add(epoch.thread)
         self._does("steps", seen, epoch, worker, iterator)
         lines.loader, lines.loop = epoch.key, epoch.loop
         lines.begin(STEP)
@@ -551,8 +596,7 @@ def describe_nothing(observer: Observer) -> str:
     else:
         said = (
             "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "
-            "started by multiprocessing and that has ended: other libraries' loaders cannot be watched, nor commands "
-            "that the script starts, nor an iterator of lk.BatchLoader that was begun before; "
+            "started by multiprocessing and that has ended, and no loop over anything else called backward() twice; "
             "lk.diagnose(loader, step) takes any iterable"
         )
     return "; ".join([said, *observer.failed])

@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
     worker: Which worker made it; None if unknown, -1: this process.
     ready: Batches that were ready when it was asked for; None if unknown.
-    n_steps: Steps of optimizers so far.
+    n_steps: Steps of optimizers and calls of `backward` in its thread so far.
     loaded_s: What unpickling took meanwhile, of this batch or of one that came before its turn, without waiting for
         its worker to answer: one that makes another batch does so late.
     phase: `"training"`, or what else the loop was made to do, such as `REPLAY`.
@@ -84,6 +84,7 @@ class SeenLoader:
 
     number: In the order in which loaders are first iterated, from 0.
     has_gradients: Whether batches were asked for where torch computes gradients, as a validation does not.
+    is_sampled: Whether it stands for a loop over what is not known, which is told by samples of where its code stands.
     """
 
     number: int
@@ -97,6 +98,7 @@ class SeenLoader:
     pinned_s: float = 0.0
     n_pinned: int = 0
     has_gradients: bool = False
+    is_sampled: bool = False
     waiting: float = 0.0  # share of the making in which nothing is computed, where it is known of no single batch
 
     @property

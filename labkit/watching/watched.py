@@ -85,6 +85,11 @@ class Watched:
         """
         if self._report is not None:
             return self._report
+        epochs = self.epochs
+        with self.observer.with_loop():
+            return self._report_of(epochs)
+
+    def _report_of(self, epochs: list[dict[str, float]]) -> "WatchReport":
         if all(loader.n_batches < 2 for loader in self.observer.loaders):
             raise NothingSeen(describe_nothing(self.observer))
         from labkit.watching.findings import make_report
@@ -94,7 +99,7 @@ class Watched:
         core_s = (monotonic() - real_s) * (os.cpu_count() or 1)
         self.observer.device.read()
         return make_report(
-            self.observer, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=self.epochs,
+            self.observer, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=epochs,
             others_share=max(0.0, busy_s - own_s) / core_s, loader_s=self.loader_s, command=self.command,
             observed_s=(began_s, time.perf_counter()),
         )  # fmt: skip

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import threading
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
+from labkit.watching import lines
 from labkit.watching.lines import calls_of_thread, line_at
 from tests.paths import REPO
 
@@ -61,6 +63,24 @@ def test_garbage_is_collected_afterwards_as_before(collects):
         assert gc.isenabled() == collects
     finally:
         (gc.enable if usual else gc.disable)()
+
+
+def test_nothing_has_a_frame_when_other_threads_run_on(monkeypatch):
+    """It would keep alive what the call had, such as a loader of the epoch before."""
+
+    def n_references():
+        frame = sys._current_frames()[waiting.thread.ident]
+        return sys.getrefcount(frame)
+
+    def enable():
+        seen.append(n_references())
+        gc.enable()
+
+    with Waiting(3) as waiting:
+        seen = [n_references()]
+        monkeypatch.setattr(lines, "gc", SimpleNamespace(isenabled=gc.isenabled, disable=gc.disable, enable=enable))
+        calls_of_thread(waiting.thread.ident)
+    assert len(set(seen)) == 1
 
 
 @pytest.mark.exhaustive

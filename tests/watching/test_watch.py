@@ -181,7 +181,6 @@ class TestLoaders:
                     list(validation)
         report = watched.report()
         assert report.loaders[["role", "n_batches"]].values.tolist() == [["training", 40], ["other", 120]]
-        assert "No optimizer of torch stepped between batches" in repr(report)
 
     def test_with_more_batches_than_the_one_that_steps_are_named(self):
         with lk.watch() as watched:

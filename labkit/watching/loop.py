@@ -1,0 +1,216 @@
+"""Which loop trains, and how long it waits for its batches, wherever they come from: by where its code stands.
+
+A training calls `backward` once a batch, or an optimizer's `step`. Whatever loop that is called in, this is the one
+that trains, and it asks for a batch where it begins again (`for batch in ...`) or at a call of `next`. While its thread
+stands there it waits, in whatever library; anywhere else within the loop, it steps. So neither the loader's class need
+be known, nor the optimizer's. The instruction that the thread is at is sampled; when `backward` is called is known.
+"""
+
+import dis
+import os
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from itertools import dropwhile, pairwise
+from typing import Any, NamedTuple
+
+from labkit.watching.lines import OF_LOOP, At, calls_of_thread, is_own, line_at, short_path
+from labkit.watching.seen import MOST_NOTED, Batch, Epoch, SeenLoader
+from labkit.watching.traits import LoaderTraits
+
+# Calls by which loops ask for batches that are no `for`: of iterators, queues, and functions such as nanoGPT's.
+_ASKING = ("next", "__next__", "get", "get_batch", "next_batch")
+_LEAST_APART_S = 0.05  # outside of the loop, as for a validation: less is the beginning of an epoch
+
+
+class Site(NamedTuple):
+    """Where a loop asks for its next batch: an instruction, by the `id` of its code."""
+
+    code: int
+    offset: int
+
+
+class _Code(NamedTuple):
+    """What is always the same of a function; its code is kept, so that no other one gets its `id`."""
+
+    code: Any
+    offsets: list[int]  # of its instructions
+    asks: dict[int, tuple[int, int]]  # offset of what asks, and from where to where its loop goes
+
+
+_codes: dict[int, _Code] = {}
+
+
+def _code_of(code: Any) -> _Code:
+    found = _codes.get(id(code))
+    if found is None:
+        # CPython 3.11 has two instructions for a call, of which either may make it.
+        every = list(dis.get_instructions(code))
+        instructions = [each for before, each in pairwise([every[0], *every]) if before.opname != "PRECALL"]
+        found = _codes[id(code)] = _Code(code, [each.offset for each in instructions], _asking_in(instructions))
+    return found
+
+
+def _asking_in(instructions: Sequence[dis.Instruction]) -> dict[int, tuple[int, int]]:
+    """Where a function asks for batches, by the offset of the instruction, with the extent of the loop around it."""
+    asks = {each.offset: (each.offset, each.argval) for each in instructions if each.opname == "FOR_ITER"}
+    whole = instructions[0].offset, instructions[-1].offset + 1
+    loops = [*asks.values()]
+    loops += [(each.argval, each.offset + 1) for each in instructions if "JUMP_BACKWARD" in each.opname]
+    for number, each in enumerate(instructions):
+        asks_by_name = each.opname.startswith("LOAD_") and each.argval in _ASKING
+        if asks_by_name and (call := _call_of(each, instructions[number:])) is not None:
+            around = [(first, last) for first, last in loops if first <= call < last]
+            asks[call] = min(around, key=lambda extent: extent[1] - extent[0], default=whole)
+    return asks
+
+
+def _call_of(name: dis.Instruction, following: Sequence[dis.Instruction]) -> int | None:
+    """The offset of the call of a function: its expression begins where the one of the function does."""
+    begins = name.positions and name.positions[::2]
+    if not begins or None in begins:  # `python -X no_debug_ranges`
+        return None
+    calls = (each for each in following if each.opname.startswith(("CALL", "PRECALL")) and each.positions)
+    return next((each.offset for each in calls if each.positions[::2] == begins), None)  # type: ignore[index]
+
+
+def _loops_at(call: At) -> tuple[Site, list[Site]]:
+    """The instruction that a call is at, and the loops that it is in there, the innermost first.
+
+    An offset may be that of a cache, which belongs to the instruction before it.
+    """
+    known, code = _code_of(call[0]), id(call[0])
+    offset = known.offsets[max(0, bisect_right(known.offsets, call[1]) - 1)]
+    loops = sorted((last - first, ask) for ask, (first, last) in known.asks.items() if first <= offset < last)
+    return Site(code, offset), [Site(code, ask) for _, ask in loops]
+
+
+class _Step(NamedTuple):
+    """A call of `backward` or `step`.
+
+    place: The innermost loop that it is in, and the instruction there: where more than one is passed in each batch, the
+        one that is passed most often is taken for once a batch.
+    waits_s: Seconds of waiting since the one before, by where.
+    within_s: Seconds of everything else since then, by the innermost loop; None: in no loop that trains.
+    """
+
+    place: tuple[Site, int]
+    time_s: float
+    cpu_s: float
+    waits_s: dict[Site, float]
+    within_s: dict[Site | None, float]
+
+
+class LoopWatch:
+    """Finds the loop that trains, where none of the loaders that are known gives its batches.
+
+    Args:
+        clock: Gives seconds.
+
+    Attributes:
+        thread: The thread that trains; None as long as that is not known.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.thread: int | None = None
+        self._clock = clock
+        self._steps = list[_Step]()
+        self._around: dict[tuple[Site, int], tuple[Site, ...]] = {}  # loops of each place, the innermost first
+        self._sites = set[Site]()  # of all of these
+        self._waits_s: dict[Site, float] = defaultdict(float)
+        self._within_s: dict[Site | None, float] = defaultdict(float)
+
+    def stepped(self) -> None:
+        """Called by `backward` and an optimizer's `step`, in the thread that trains."""
+        around, instruction = list[Site](), 0
+        for call in _of_the_training(calls_of_thread(threading.get_ident())):
+            here, loops = _loops_at(call)
+            around += [loop for loop in loops if loop != here]
+            instruction = instruction or (here.offset if around else 0)
+        if not around:
+            return
+        place = around[0], instruction
+        self._around.setdefault(place, tuple(around))
+        self._sites.update(around)
+        self.thread = threading.get_ident()
+        waits_s, within_s = dict(self._waits_s), dict(self._within_s)
+        self._waits_s.clear()
+        self._within_s.clear()
+        if len(self._steps) < MOST_NOTED:
+            self._steps.append(_Step(place, self._clock(), time.process_time(), waits_s, within_s))
+
+    def look(self, calls: Sequence[At], seconds: float) -> tuple[bool, Sequence[At]] | None:
+        """Count a sample of the thread.
+
+        Args:
+            calls: That it is in, the innermost first.
+            seconds: That the sample counts for.
+
+        Returns:
+            Whether it waits, and the calls within the loop; None: it is in no loop that trains.
+        """
+        waits, within, n_inside = None, None, 0
+        for number, call in enumerate(calls, 1):
+            here, loops = _loops_at(call)
+            if here in self._sites:
+                waits, n_inside = here, number
+            if of_training := [loop for loop in loops if loop in self._sites]:
+                within, n_inside = within or of_training[0], number
+        if waits is not None:
+            self._waits_s[waits] += seconds
+        else:
+            self._within_s[within] += seconds
+        return (waits is not None, calls[:n_inside]) if n_inside else None
+
+    def loader(self, number: int) -> SeenLoader | None:
+        """What was seen, as of a loader with this number; None: of fewer than two batches."""
+        counts = Counter(step.place for step in self._steps)
+        if not counts or max(counts.values()) < 2:
+            return None
+        once_a_batch = max(counts, key=lambda place: counts[place])
+        loop = self._loop_of_batches(once_a_batch)
+        known = [around for around in self._around.values() if loop in around]
+        inside = {site for around in known for site in around[: around.index(loop) + 1]}
+        seen = SeenLoader(number, f"the loop at {_place(loop)}", LoaderTraits(), has_gradients=True, is_sampled=True)
+        before, waited_s, apart_s = self._steps[0], 0.0, 0.0
+        epoch = Epoch(before.time_s, self.thread or 0, key=OF_LOOP)
+        for n_steps, step in enumerate(self._steps[1:], 1):
+            waited_s += sum(seconds for site, seconds in step.waits_s.items() if site in inside)
+            apart_s += sum(seconds for site, seconds in step.within_s.items() if site not in inside)
+            if step.place != once_a_batch:
+                continue
+            if apart_s > _LEAST_APART_S:
+                epoch.ended_s = before.time_s
+                seen.epochs.append(epoch)
+                epoch = Epoch(before.time_s + apart_s, self.thread or 0, key=OF_LOOP)
+            asked_s = max(epoch.began_s, before.time_s)
+            received_s = min(step.time_s, asked_s + waited_s)
+            times = asked_s, received_s, None, None, n_steps, before.cpu_s, before.cpu_s, 0.0, "training"
+            epoch.batches.append(Batch(*times))
+            before, waited_s, apart_s = step, 0.0, 0.0
+        epoch.ended_s = before.time_s
+        seen.epochs.append(epoch)
+        return seen
+
+    def _loop_of_batches(self, place: tuple[Site, int]) -> Site:
+        """Of the loops around a place, the one that waits longest; if none does, the innermost."""
+        waits_s = Counter[Site]()
+        for step in self._steps:
+            waits_s.update(step.waits_s)
+        return max(self._around[place], key=lambda site: waits_s[site])
+
+
+def _place(site: Site) -> str:
+    code = _codes[site.code].code
+    return f"{short_path(code.co_filename)}:{line_at((code, site.offset))}"
+
+
+def _of_the_training(calls: Sequence[At]) -> list[At]:
+    """The calls between torch's own, and ours, and those that started the script, such as a notebook's kernel."""
+    folders = tuple(os.path.dirname(file) + os.sep for file in (__file__, sys.modules["torch"].__file__ or "") if file)
+    found = [*dropwhile(lambda call: call[0].co_filename.startswith(folders), calls)]
+    n_kept = max((number for number, call in enumerate(found, 1) if is_own(call[0].co_filename)), default=len(found))
+    return found[:n_kept]
