@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the times in /proc
+MAX_OTHERS = 0.25  # of the time of all cores that other programs may use without disturbing what is measured
 SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
 
 
