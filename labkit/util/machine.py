@@ -172,13 +172,12 @@ def labkit_home() -> Path:
 @cache
 def environment() -> dict[str, str | int | float]:
     """What measurements depend on: CPU, cores, memory, GPU, operating system and library versions."""
-    import psutil
     import torch
 
     return {
         "cpu": _cpu_name(),
         "usable_cores": usable_cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         "system": f"{platform.system()} {platform.release()}",
         **installed_versions(),

@@ -1,7 +1,6 @@
 """`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for."""
 
 import atexit
-import contextlib
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.errors import ArgumentError, CannotRun, NothingSeen
+from labkit.measure.usage import descendants
 from labkit.util.process import note_unknown_class
 from labkit.watching.advice import CAUSES
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
@@ -177,7 +177,7 @@ class Replay(Steps):
     def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
         """Seconds per batch, without those that it had ready; None at the end of the epoch."""
         began_s, times_s = time.perf_counter(), list[float]()
-        with contextlib.suppress(StopIteration):
+        with suppress(StopIteration):
             for _ in range(self._n_observed(seen)):
                 give()
                 times_s.append(time.perf_counter())
@@ -209,14 +209,12 @@ def n_ahead(seen: SeenLoader) -> int:
 
 def end_process(status: int = 0) -> None:
     """End this process and the workers that it started at once: nothing that the script does at its end is done."""
-    import psutil
-
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
+        with suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
             stream.flush()
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.kill()
+    for child in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended
+            os.kill(child, signal.SIGKILL)
     os._exit(status)
 
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.measure.usage import children
 from labkit.util.files import write_atomic
 from labkit.util.process import number_in_environment
 from labkit.watching.advice import MIN_SHARE, advise
 from labkit.watching.batches import rounded
 from labkit.watching.findings import WatchReport
+from labkit.watching.linux import read_text, state_of
 from labkit.watching.traits import LoaderTraits
 
 _PATIENCE_S = 60.0
@@ -62,11 +64,9 @@ def _meeting_place(environment: Mapping[str, str]) -> Path | None:
     When their parent started is part of its name, so that an earlier run whose parent had the same number is no
     part of this one. Other users can guess the name, so it is used only if this user owns it.
     """
-    import psutil
-
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    started = psutil.Process(os.getppid()).create_time()
-    key = "-".join([str(os.getppid()), repr(started), *(environment.get(name, "") for name in names)])
+    started = read_text(f"/proc/{os.getppid()}/stat").rpartition(")")[2].split()[19:20]  # see proc(5)
+    key = "-".join([str(os.getppid()), *started, *(environment.get(name, "") for name in names)])
     user = os.getuid()
     folder = Path(tempfile.gettempdir()) / f"labkit-watch-{user}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with suppress(FileExistsError):
@@ -93,12 +93,8 @@ def _gather(folder: Path, n_others: int) -> list[tuple[int, WatchReport]]:
 
 def _has_siblings() -> bool:
     """Whether whoever started this process has started others that still run, as the ranks of one training are."""
-    import psutil
-
-    with suppress(psutil.Error):
-        siblings = psutil.Process(os.getppid()).children()
-        return any(each.pid != os.getpid() and each.status() != psutil.STATUS_ZOMBIE for each in siblings)
-    return True  # nothing is known of them
+    siblings = children(os.getppid())  # this process among them, unless nothing is known of them
+    return not siblings or any(each != os.getpid() and state_of(each) not in ("Z", "X") for each in siblings)
 
 
 def combine(kind: str, every: Sequence[tuple[Any, WatchReport]], note: str, command: str) -> WatchReport:

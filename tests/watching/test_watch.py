@@ -429,7 +429,7 @@ class TestRanks:
     def folders(self, tmp_path, monkeypatch):
         """The meeting places that there are."""
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        monkeypatch.setattr("psutil.Process.children", lambda self: [self])  # the other rank runs
+        monkeypatch.setattr("labkit.watching.ranks.children", lambda parent: [parent])  # the other rank runs
         return lambda: list(tmp_path.glob("labkit-watch-*"))
 
     def test_report_once_with_the_figures_of_the_one_that_waits_longest(self, report, folders):
@@ -535,7 +535,7 @@ class TestRanks:
     def test_do_not_read_what_an_earlier_run_left(self, report, folders, monkeypatch):
         """A parent of the same number, started at another time, is another run."""
         assert combine_ranks(report, SECOND) is None
-        monkeypatch.setattr("psutil.Process.create_time", lambda self: 1.0)
+        monkeypatch.setattr("labkit.watching.ranks.read_text", lambda path: f"1 (torchrun) {20 * '1 '}")
         assert combine_ranks(report, SECOND) is None
         assert [len(list(folder.iterdir())) for folder in folders()] == [1, 1]
 
@@ -552,7 +552,7 @@ class TestRanks:
         assert folders() == []
 
     def test_that_do_not_run_are_not_waited_for(self, report, folders, monkeypatch):
-        monkeypatch.setattr("psutil.Process.children", lambda self: [])
+        monkeypatch.setattr("labkit.watching.ranks.children", lambda parent: [os.getpid()])
         assert combine_ranks(report, FIRST).ranks["rank"].tolist() == [0]
         assert combine_ranks(report, SECOND) is report
         assert folders() == []

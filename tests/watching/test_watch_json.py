@@ -102,7 +102,7 @@ def replayed(photos):
 
 def in_ranks(report, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("psutil.Process.children", lambda self: [self])  # the other rank runs
+    monkeypatch.setattr("labkit.watching.ranks.children", lambda parent: [parent])  # the other rank runs
     ranks = [{"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"} for rank in "01"]
     assert combine_ranks(report, ranks[1]) is None
     return combine_ranks(report, ranks[0])
