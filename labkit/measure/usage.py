@@ -69,11 +69,8 @@ def cpu_times() -> Mapping[str, float]:
 excluded_pids: set[int] = set()
 
 _CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
-_UNKNOWN = (
-    OSError,
-    ValueError,
-    IndexError,
-)  # what reading about a process raises that has ended, or of which the kernel tells nothing
+# What reading about a process raises that has ended, or of which the kernel tells nothing.
+_UNKNOWN = (OSError, ValueError, IndexError)
 
 
 def descendants(pid: int, excluded: Collection[int] = ()) -> list[int]:

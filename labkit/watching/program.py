@@ -156,10 +156,7 @@ class Replay(Steps):
     def received(self, seen: SeenLoader, data: Any) -> None:
         super().received(seen, data)
         if self.phase == "keep" and seen is self._of:
-            from labkit.measure.steady import fresh
-
-            self._fresh = fresh
-            self.kept.append(fresh(data, whole=True))
+            self.kept.append(_copied(data))
 
     def ended(self, seen: SeenLoader) -> None:
         """It ends with the epoch, since a script may save after it."""
@@ -172,7 +169,7 @@ class Replay(Steps):
 
     def _kept_batch(self) -> Any:
         self._n_replayed += 1
-        return self._fresh(self.kept[self._n_replayed % KEPT], whole=True)
+        return _copied(self.kept[self._n_replayed % KEPT])
 
     def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
         """Seconds per batch, without those that it had ready; None at the end of the epoch."""
@@ -192,6 +189,13 @@ class Replay(Steps):
         if seen.traits.n_batches is None:
             return self._n_steps
         return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - UNSETTLED - KEPT - 4) // 2))
+
+
+def _copied(batch: Any) -> Any:
+    """The batch in new containers with tensors of its own: a step may take items out of it, and write into them."""
+    from labkit.util.tensor_trees import map_tensors
+
+    return map_tensors(batch, lambda tensor: tensor.clone())
 
 
 def _rest(seen: SeenLoader) -> None:

@@ -1,6 +1,7 @@
 """One report for the processes of a distributed training on this machine."""
 
 import hashlib
+import math
 import os
 import pickle
 import stat
@@ -11,8 +12,6 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from labkit.measure.usage import children
 from labkit.util.files import write_atomic
@@ -110,17 +109,19 @@ def combine(kind: str, every: Sequence[tuple[Any, WatchReport]], note: str, comm
     note, ranks = note.format(name), None
     if len(every) > 1 or kind == "rank":
         pace = ("ready", "step_p50_ms", "step_p99_ms")
-        ranks = pd.DataFrame([
+        ranks = [
             {kind: each, "n_batches": run.n_batches, **run.shares, **{key: run.pace.get(key) for key in pace}}
             for each, run in every
-        ])  # fmt: skip
+        ]  # fmt: skip
         note = f"{note} {_describe_steps(kind, ranks)}".strip()
     hung = [
         f"{kind.capitalize()} {other}: {said}" for other, each in every if other != name
         for said in each.notes if said.startswith(("It hung", "A step took over"))
     ]  # fmt: skip
     notes = [*slowest.notes, *hung, note]
-    return replace(_beside(slowest, [run for _, run in every]), ranks=ranks, notes=notes, command=command)
+    found = _beside(slowest, [run for _, run in every])
+    tables = found.tables if ranks is None else {**found.tables, "ranks": ranks}
+    return replace(found, tables=tables, notes=notes, command=command)
 
 
 def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
@@ -141,9 +142,10 @@ def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
     return replace(report, others_share=others_share, resources=resources, recommendations=advice)
 
 
-def _describe_steps(kind: str, rows: pd.DataFrame) -> str:
+def _describe_steps(kind: str, rows: list[dict[str, Any]]) -> str:
     """Which process has the slowest step, in a sentence; empty if their steps take about as long, or are unknown."""
-    known = sorted(rows.dropna(subset=["step_p50_ms"]).to_dict("records"), key=lambda row: row["step_p50_ms"])
+    known = [row for row in rows if not math.isnan(row["step_p50_ms"] or math.nan)]
+    known.sort(key=lambda row: row["step_p50_ms"])
     if len(known) < 2 or known[-1]["step_p50_ms"] <= (1 + MIN_SHARE) * known[0]["step_p50_ms"]:
         return ""
     slow, fast = ((f"{kind} {row[kind]}", f"{rounded(row['step_p50_ms'])} ms") for row in (known[-1], known[0]))

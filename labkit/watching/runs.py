@@ -6,7 +6,7 @@ than runs are, since a machine drifts from minute to minute, so that an interval
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import cycle, islice
 from statistics import fmean
 from typing import Any, TypeVar
@@ -52,7 +52,7 @@ def blocks_of(accounts: Accounts, costs: Costs) -> dict[str, list[float]]:
 Item = TypeVar("Item")
 
 
-def in_parts(items: Sequence[Item], n_parts: int) -> Iterator[Sequence[Item]]:
+def in_parts(items: list[Item], n_parts: int) -> Iterator[list[Item]]:
     """Neighboring items together, in parts of about the same length, the longer ones first."""
     each, n_longer = divmod(len(items), n_parts)
     end = 0
