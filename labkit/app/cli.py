@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,8 @@ from labkit.app.commands import (
 )
 from labkit.app.gone import refuse_gone
 from labkit.app.site import site
-from labkit.errors import ArgumentError, StorageError
+from labkit.errors import ArgumentError, MissingLibraryError, StorageError
+from labkit.util.machine import is_labkits, missing_library
 from labkit.util.process import print_utf8
 
 _FLAGS = {r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality"}
@@ -57,9 +59,19 @@ def _command(name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command of the command line."""
     print_utf8()
-    parsed = parse(sys.argv[1:] if words is None else words)
-    with end_unprinted("labkit"):
-        call(parsed)
+    words = [*(sys.argv[1:] if words is None else words)]
+    parsed = parse(words)
+    with end_unprinted("labkit"), one_line_errors("labkit", MissingLibraryError):
+        try:
+            call(parsed)
+        except ModuleNotFoundError as error:
+            if not is_labkits(error):
+                raise
+            name = words[0]
+            raise missing_library(f"labkit {name}", _EXTRAS.get(name, "lab"), error) from None
+
+
+_EXTRAS = {"diagnose": "loaders", "convert": "loaders", "peers": "peers"}  # of those of other commands: lab
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -243,6 +255,8 @@ def watch(
         for name, path in (("json", json), ("html", html)):
             if path:
                 check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
+    if find_spec("torch") is None:
+        raise missing_library("labkit watch", "", ModuleNotFoundError(name="torch"))
     run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares))
 
 
