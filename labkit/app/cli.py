@@ -308,7 +308,7 @@ def convert(
     """Decompress a tar to a plain one, which TarStore reads in any order; or tile the JPEGs of a folder, tar or URL."""
     from labkit.util.arguments import require_choice
 
-    with one_line_errors("labkit", OSError, ValueError, RuntimeError, ImportError), flags_for_names():
+    with one_line_errors("labkit", OSError, ValueError, RuntimeError), flags_for_names():
         if require_choice("to", to, ("tar", "tiles")) == "tar":
             from labkit.data.tar_stream import convert_tar
 
