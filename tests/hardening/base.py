@@ -42,7 +42,7 @@ with lk.watch() as watched:
     train(0)
 report = watched.report()
 print(report.loaders[0]["n_batches"], len(watched.epochs), report._repr_html_()[:4])
-print(*sorted({"numpy", "pandas", "scipy", "psutil", "matplotlib"} & set(sys.modules)))
+print(*sorted({"pandas", "scipy", "psutil", "matplotlib"} & set(sys.modules)))
 """
 
 
