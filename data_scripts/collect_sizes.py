@@ -10,8 +10,7 @@ An image that cannot be read gets a row with the reason. A table of an earlier r
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from labkit.app.commands import Argument, Option
 from labkit.app.scripts import Ignore, command
 from labkit.data.sizes import collect_sizes
 from labkit.util.files import check_own_file, write_atomic
@@ -21,11 +20,11 @@ HEADER = "path,width,height,source,exif_orientation,error\n"
 
 @command
 def main(
-    root: Annotated[Path, typer.Argument(readable=False, help="Folder of images.")],
-    table: Annotated[Path, typer.Argument(readable=False, help="CSV file to write.")],
-    recursive: Annotated[bool, typer.Option(help="Include subfolders.")] = True,
-    caches: Annotated[bool, typer.Option(help="Trust the names of latent caches.")] = True,
-    num_workers: Annotated[int | None, typer.Option(help="Readers of headers. Default: as measured.", min=1)] = None,
+    root: Annotated[Path, Argument(help="Folder of images.")],
+    table: Annotated[Path, Argument(help="CSV file to write.")],
+    recursive: Annotated[bool, Option(help="Include subfolders.")] = True,
+    caches: Annotated[bool, Option(help="Trust the names of latent caches.")] = True,
+    num_workers: Annotated[int | None, Option(help="Readers of headers. Default: as measured.", least=1)] = None,
     ignore: Ignore = (),
 ) -> str:
     """Write a row for every image under ROOT: path, width, height, source, exif_orientation, error."""

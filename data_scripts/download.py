@@ -11,16 +11,16 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from torchvision.datasets import Imagenette
 
+from labkit.app.commands import Option
 from labkit.app.scripts import Root, command
 from labkit.util.arguments import require_choice
 
 
 @command
 def main(
-    root: Root, size: Annotated[str, typer.Option(help="Short side of the photos: full, 320px or 160px.")] = "160px"
+    root: Root, size: Annotated[str, Option(help="Short side of the photos: full, 320px or 160px.")] = "160px"
 ) -> str:
     """Download Imagenette with torchvision, which checks its md5, and extract it into ROOT."""
     url, _ = Imagenette._ARCHIVES[require_choice("size", size, Imagenette._ARCHIVES)]

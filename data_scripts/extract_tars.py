@@ -10,8 +10,7 @@ A rerun resumes, or leaves complete folders alone.
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from labkit.app.commands import Argument
 from labkit.app.scripts import Address, Engine, NumWorkers, Root, command
 from labkit.data.extract import extract_tars
 
@@ -19,9 +18,7 @@ from labkit.data.extract import extract_tars
 @command
 def main(
     root: Root,
-    archives: Annotated[
-        list[Path], typer.Argument(readable=False, help="Tars, plain or compressed with gzip, bzip2 or xz.")
-    ],
+    archives: Annotated[list[Path], Argument(help="Tars, plain or compressed with gzip, bzip2 or xz.")],
     num_workers: NumWorkers = None,
     engine: Engine = "local",
     address: Address = None,

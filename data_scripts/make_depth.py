@@ -8,8 +8,7 @@ A rerun makes only what is missing.
 
 from typing import Annotated
 
-import typer
-
+from labkit.app.commands import Argument, Option
 from labkit.app.scripts import Address, Engine, NumWorkers, Root, Seed, command
 from labkit.data.samples import make_depth
 
@@ -17,9 +16,9 @@ from labkit.data.samples import make_depth
 @command
 def main(
     root: Root,
-    count: Annotated[int, typer.Argument(help="Number of pairs.")],
+    count: Annotated[int, Argument(help="Number of pairs.")],
     seed: Seed = 0,
-    tar: Annotated[bool, typer.Option("--tar", help="Write the tar too.")] = False,
+    tar: Annotated[bool, Option(flag="--tar", help="Write the tar too.")] = False,
     engine: Engine = "local",
     num_workers: NumWorkers = None,
     address: Address = None,

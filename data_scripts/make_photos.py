@@ -9,8 +9,7 @@ A rerun makes only what is missing.
 
 from typing import Annotated
 
-import typer
-
+from labkit.app.commands import Argument, Option
 from labkit.app.scripts import Address, Engine, Root, Seed, command
 from labkit.data.samples import make_photos
 
@@ -18,10 +17,10 @@ from labkit.data.samples import make_photos
 @command
 def main(
     root: Root,
-    count: Annotated[int, typer.Argument(help="Number of photos.")],
-    profile: Annotated[str, typer.Option(help="imagenet (about 500 x 375) or camera (2000 x 1500).")] = "imagenet",
+    count: Annotated[int, Argument(help="Number of photos.")],
+    profile: Annotated[str, Option(help="imagenet (about 500 x 375) or camera (2000 x 1500).")] = "imagenet",
     seed: Seed = 0,
-    num_threads: Annotated[int | None, typer.Option(help="Default: the usable cores.", min=1)] = None,
+    num_threads: Annotated[int | None, Option(help="Default: the usable cores.", least=1)] = None,
     engine: Engine = "threads",
     address: Address = None,
 ) -> str:

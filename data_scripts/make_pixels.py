@@ -10,8 +10,7 @@ A rerun makes only what is missing. `labkit.PixelStore("imagenet.pixels")` reads
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from labkit.app.commands import Argument, Option
 from labkit.app.scripts import Address, Engine, Ignore, NumWorkers, Source, command
 from labkit.data.pixels import PixelStore
 from labkit.data.remote import open_store
@@ -20,9 +19,9 @@ from labkit.data.remote import open_store
 @command
 def main(
     source: Source,
-    path: Annotated[Path, typer.Argument(readable=False, help="File to write.")],
-    short_side: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images are kept.")] = 256,
-    decoder: Annotated[str, typer.Option(help="One of labkit.DECODERS.")] = "turbojpeg",
+    path: Annotated[Path, Argument(help="File to write.")],
+    short_side: Annotated[int, Option(help="Pixels of the shorter side; smaller images are kept.")] = 256,
+    decoder: Annotated[str, Option(help="One of labkit.DECODERS.")] = "turbojpeg",
     ignore: Ignore = (),
     engine: Engine = "threads",
     address: Address = None,

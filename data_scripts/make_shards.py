@@ -10,8 +10,7 @@ A rerun verifies the checksums of existing shards and makes only what is missing
 
 from typing import Annotated
 
-import typer
-
+from labkit.app.commands import Option
 from labkit.app.scripts import Address, Engine, Ignore, NumWorkers, Root, Source, command
 from labkit.data.remote import open_store
 from labkit.data.shards_write import write_shards
@@ -21,9 +20,9 @@ from labkit.data.shards_write import write_shards
 def main(
     source: Source,
     root: Root,
-    max_count: Annotated[int, typer.Option(help="Maximum number of samples per shard.")] = 10_000,
-    max_mb: Annotated[float, typer.Option(help="Maximum size of a shard, in MB (1e6 bytes).")] = 256,
-    seed: Annotated[int | None, typer.Option(help="Shuffle once before writing. Default: the source's order.")] = None,
+    max_count: Annotated[int, Option(help="Maximum number of samples per shard.")] = 10_000,
+    max_mb: Annotated[float, Option(help="Maximum size of a shard, in MB (1e6 bytes).")] = 256,
+    seed: Annotated[int | None, Option(help="Shuffle once before writing. Default: the source's order.")] = None,
     ignore: Ignore = (),
     engine: Engine = "local",
     address: Address = None,

@@ -23,7 +23,15 @@ __all__ = sorted(_HOME)
 def __getattr__(name):
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from labkit.util.machine import is_labkits, missing_library
+
+        if not is_labkits(error):
+            raise
+        extra = "lab" if _HOME[name].endswith((".plots", ".samples")) else "loaders"
+        raise missing_library(f"lk.{name}", extra, error) from None
 
 
 def __dir__():

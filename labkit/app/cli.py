@@ -3,18 +3,29 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from labkit import __version__
-from labkit.app.gone import Commands, refuse_gone
-from labkit.app.scripts import end_unprinted, one_line_errors
+from labkit.app.commands import (
+    Argument,
+    Option,
+    Parser,
+    call,
+    end_unprinted,
+    one_line_errors,
+    say,
+    split_program,
+    summary,
+)
+from labkit.app.gone import refuse_gone
 from labkit.app.site import site
-from labkit.errors import ArgumentError, StorageError
+from labkit.errors import ArgumentError, MissingLibraryError, StorageError
+from labkit.util.machine import is_labkits, missing_library
 from labkit.util.process import print_utf8
 
 _FLAGS = {r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality"}
@@ -32,34 +43,75 @@ def flags_for_names() -> Iterator[None]:
         raise ArgumentError(message) from error
 
 
-print_utf8()
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+COMMANDS: dict[str, Callable[..., Any]] = {}
 
 
-def main() -> None:
+def _command(name: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function the command of its name, or of another one."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        COMMANDS[name or function.__name__] = function
+        return function
+
+    return add
+
+
+def main(words: Sequence[str] | None = None) -> None:
     """Run the command of the command line."""
-    with end_unprinted("labkit"):
-        app()
+    print_utf8()
+    words = [*(sys.argv[1:] if words is None else words)]
+    parsed = parse(words)
+    with end_unprinted("labkit"), one_line_errors("labkit", MissingLibraryError):
+        try:
+            call(parsed)
+        except ModuleNotFoundError as error:
+            if not is_labkits(error):
+                raise
+            name = words[0]
+            raise missing_library(f"labkit {name}", _EXTRAS.get(name, "lab"), error) from None
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"labkit {__version__}")
-        raise typer.Exit
+_EXTRAS = {"diagnose": "loaders", "convert": "loaders", "peers": "peers"}  # of those of other commands: lab
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show labkit's version.")
-    ] = False,
-) -> None:
-    """How image data reaches a GPU in PyTorch, measured one step at a time."""
+def parse(words: Sequence[str]) -> Namespace:
+    """Read a command line; what is wrong with it is said in one line, with exit code 2."""
+    name, *rest = words = [*words] or ["--help"]
+    refuse_gone(name)
+    given: list[str] = []
+    if name == "watch":
+        words, given = _split_watch(rest)
+    elif name == "diagnose" and "--" in rest:
+        words, given = words[: words.index("--")], words[words.index("--") + 1 :]
+    parsed = command_line().parse_args(words)
+    if given:
+        parsed.arguments = given
+    return parsed
+
+
+def command_line() -> Parser:
+    """The parser of all commands."""
+    described = "How image data reaches a GPU in PyTorch, measured one step at a time."
+    parser = Parser(prog="labkit", description=described)
+    parser.add_argument("--version", action="version", version=f"labkit {__version__}", help="Show labkit's version.")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    for name, function in COMMANDS.items():
+        commands.add_parser(name, help=summary(function), description=summary(function)).add(function)
+    return parser
+
+
+def _split_watch(rest: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command with its own options and the script, and the arguments of the script."""
+    for word in rest:
+        refuse_gone("watch", word.partition("=")[0])
+        if not word.startswith("-"):
+            break
+    with one_line_errors("labkit watch", ArgumentError):
+        try:
+            own, program = split_program(watch, rest)
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}: write those of the script after its name") from None
+    return ["watch", *own, *program[:1]], program[1:]
 
 
 def _set_scale(name: str) -> str:
@@ -73,16 +125,16 @@ def _set_scale(name: str) -> str:
 
 
 _SCALE_HELP = "Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop)."
-_Scale = Annotated[str, typer.Option(help=_SCALE_HELP, callback=_set_scale)]
+_Scale = Annotated[str, Option(help=_SCALE_HELP, check=_set_scale)]
 
 
-@app.command()
+@_command()
 def tour(
     scale: _Scale = "",
-    only: Annotated[str, typer.Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
-    thorough: Annotated[bool, typer.Option("--thorough", help="Narrower intervals, in more time.")] = False,
+    only: Annotated[str, Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
+    thorough: Annotated[bool, Option(flag="--thorough", help="Narrower intervals, in more time.")] = False,
     store: Annotated[
-        bool, typer.Option("--store", help="Write all notebooks and results back, or none; thorough.")
+        bool, Option(flag="--store", help="Write all notebooks and results back, or none; thorough.")
     ] = False,
 ) -> None:
     """Make the photos, run every notebook in a fresh kernel, and write results/<env_id>/index.html."""
@@ -90,10 +142,10 @@ def tour(
 
     with one_line_errors("labkit", OSError, ValueError):
         failed = run_tour(only=only, thorough=thorough, store_outputs=store)
-    raise typer.Exit(1 if failed else 0)
+    raise SystemExit(1 if failed else 0)
 
 
-@app.command("list")
+@_command("list")
 def list_notebooks() -> None:
     """List the notebooks in order, each with the question it answers."""
     from labkit.app.notebooks import find_notebooks
@@ -101,28 +153,28 @@ def list_notebooks() -> None:
     with one_line_errors("labkit", FileNotFoundError, ValueError):
         notebooks = find_notebooks()
     for notebook in notebooks:
-        typer.echo(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
+        say(f"{notebook.name:<22} {notebook.minutes:>3} min  {notebook.question}")
 
 
-@app.command()
+@_command()
 def doctor(scale: _Scale = "") -> None:
     """Show what this machine offers, and what is missing."""
     from labkit.app.doctor import findings
 
     for subject, finding in findings():
-        typer.echo(f"{subject:<24} {finding}")
+        say(f"{subject:<24} {finding}")
 
 
-@app.command()
+@_command()
 def peers(
     classes: Annotated[
-        str, typer.Option("--class", help="What is read and delivered, comma-separated, or `all`; --list names them.")
+        str, Option(flag="--class", help="What is read and delivered, comma-separated, or `all`; --list names them.")
     ] = "",
-    own: Annotated[str, typer.Option(metavar="FOLDER", help="Your own photos instead.")] = "",
-    only: Annotated[str, typer.Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
+    own: Annotated[str, Option(metavar="FOLDER", help="Your own photos instead.")] = "",
+    only: Annotated[str, Option(help="Names of peers, comma-separated; labkit's own loaders always run.")] = "",
     scale: _Scale = "",
-    rounds: Annotated[int, typer.Option(help="Measured rounds (default: set by the scale).")] = 0,
-    list_only: Annotated[bool, typer.Option("--list", help="Only list which peers are installed.")] = False,
+    rounds: Annotated[int, Option(help="Measured rounds (default: set by the scale).")] = 0,
+    list_only: Annotated[bool, Option(flag="--list", help="Only list which peers are installed.")] = False,
 ) -> None:
     """Compare labkit with other loaders; write results/<env_id>/peers-<class>.csv and .png."""
     from labkit.app.recording import record_to_results_folder
@@ -147,17 +199,17 @@ def peers(
             run_peers(name, own=own, only=names, rounds=rounds or None)
 
 
-@app.command()
+@_command()
 def diagnose(
     training: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="A function with no arguments that returns (loader, step).")
+        str, Argument(metavar="MODULE:FUNCTION", help="A function with no arguments that returns (loader, step).")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments for the script's own command line.")
+        list[str] | None, Argument(metavar="-- ARGUMENTS", help="Arguments for the script's own command line.")
     ] = None,
-    batches: Annotated[int, typer.Option(help="Batches per measured part of a round.")] = 20,
-    rounds: Annotated[int, typer.Option(help="Number of measured rounds.")] = 3,
-    limit: Annotated[float, typer.Option(help="Approximate time limit, in seconds.")] = 100.0,
+    batches: Annotated[int, Option(help="Batches per measured part of a round.")] = 20,
+    rounds: Annotated[int, Option(help="Number of measured rounds.")] = 3,
+    limit: Annotated[float, Option(help="Approximate time limit, in seconds.")] = 100.0,
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
     from labkit.errors import CannotDiagnose
@@ -167,29 +219,29 @@ def diagnose(
         loader, step = made_training(training, arguments or [])
         found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
     for name, share in found.shares.items():
-        typer.echo(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
-    typer.echo(repr(found))
+        say(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
+    say(repr(found))
     for other in found.recommendations[1:]:
-        typer.echo(f"Then: {other}")
+        say(f"Then: {other}")
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@_command()
 def watch(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
-    module: Annotated[bool, typer.Option("-m", help="Run a module, as `python -m` does.")] = False,
-    steps: Annotated[int, typer.Option(min=0, help="Report after this many batches (default: at the end).")] = 0,
+    script: Annotated[str, Argument(metavar="SCRIPT", help="A training script, or after -m a module's name.")],
+    arguments: Annotated[list[str] | None, Argument(metavar="[ARGUMENTS]", help="Its own arguments.")] = None,
+    module: Annotated[bool, Option(flag="-m", help="Run a module, as `python -m` does.")] = False,
+    steps: Annotated[int, Option(least=0, help="Report after this many batches (default: at the end).")] = 0,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Measure the ceiling by repeating batches; no training.")
+        bool, Option(flag="--replay", help="Measure the ceiling by repeating batches; no training.")
     ] = False,
-    end: Annotated[bool, typer.Option("--end", help="End the script after --steps, before it saves anything.")] = False,
-    json: Annotated[str, typer.Option(help="File for the figures.")] = "",
-    html: Annotated[str, typer.Option(help="File for a page with the timeline.")] = "",
+    end: Annotated[bool, Option(flag="--end", help="End the script after --steps, before it saves anything.")] = False,
+    json: Annotated[str, Option(help="File for the figures.")] = "",
+    html: Annotated[str, Option(help="File for a page with the timeline.")] = "",
     stall: Annotated[
-        float, typer.Option(min=0, help="Seconds without a batch until it says what the script hangs in; 0: never.")
+        float, Option(least=0, help="Seconds without a batch until it says what the script hangs in; 0: never.")
     ] = 60.0,
     budget: Annotated[
-        str, typer.Option(help="Share that may not be exceeded, as waiting=5%: the exit status is then 3.")
+        str, Option(help="Share that may not be exceeded, as waiting=5%: the exit status is then 3.")
     ] = "",
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
@@ -197,22 +249,21 @@ def watch(
     from labkit.util.files import check_own_file
     from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
-    if script.startswith("-"):
-        refuse_gone("watch", script.partition("=")[0])
-        raise typer.BadParameter(f"watch has no option {script}: write those of the script after its name")
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):
         shares = parse_budget(budget)
         for name, path in (("json", json), ("html", html)):
             if path:
                 check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
+    if find_spec("torch") is None:
+        raise missing_library("labkit watch", "", ModuleNotFoundError(name="torch"))
     run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares))
 
 
-@app.command("diff")
+@_command("diff")
 def compare_watches(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="What `labkit watch --json` wrote of one run.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="And of another.")],
+    before: Annotated[str, Argument(metavar="BEFORE", help="What `labkit watch --json` wrote of one run.")],
+    after: Annotated[str, Argument(metavar="AFTER", help="And of another.")],
 ) -> None:
     """Show what became faster or slower between two watched runs, and what else differs."""
     from labkit.watching.runs import compare_runs
@@ -220,16 +271,16 @@ def compare_watches(
     with one_line_errors("labkit", OSError, ValueError):
         lines = compare_runs(before, after)
     for line in lines:
-        typer.echo(line)
+        say(line)
 
 
-app.command()(site)
+_command()(site)
 
 
-@app.command()
+@_command()
 def claims(
     results: Annotated[
-        str, typer.Option(help="Folder of a tour's results (default: results, here or next to the notebooks' folder).")
+        str, Option(help="Folder of a tour's results (default: results, here or next to the notebooks' folder).")
     ] = "",
     scale: _Scale = "",
 ) -> None:
@@ -241,25 +292,23 @@ def claims(
     with one_line_errors("labkit", OSError, ValueError):
         table = judged(results or None)
     for line in lines_of(table, get_terminal_size((100, 24)).columns):
-        typer.echo(line)
+        say(line)
 
 
-@app.command()
+@_command()
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz. For tiles: images.")
+        str, Argument(metavar="SRC", help="Compressed tar: .tar.gz, .tar.bz2, .tar.xz. For tiles: images.")
     ],
-    target: Annotated[
-        str, typer.Argument(metavar="DST", help="Plain tar to write; it must not exist yet. Or a folder.")
-    ],
-    to: Annotated[str, typer.Option(help="tar, or tiles: JPEGs of which crops are read alone.")] = "tar",
-    short_side: Annotated[int | None, typer.Option(help="Of tiles: make the shorter side so many pixels.")] = None,
-    quality: Annotated[int | None, typer.Option(help="Of JPEGs made small, 1 to 100 (default: 90).")] = None,
+    target: Annotated[str, Argument(metavar="DST", help="Plain tar to write; it must not exist yet. Or a folder.")],
+    to: Annotated[str, Option(help="tar, or tiles: JPEGs of which crops are read alone.")] = "tar",
+    short_side: Annotated[int | None, Option(help="Of tiles: make the shorter side so many pixels.")] = None,
+    quality: Annotated[int | None, Option(help="Of JPEGs made small, 1 to 100 (default: 90).")] = None,
 ) -> None:
     """Decompress a tar to a plain one, which TarStore reads in any order; or tile the JPEGs of a folder, tar or URL."""
     from labkit.util.arguments import require_choice
 
-    with one_line_errors("labkit", OSError, ValueError, RuntimeError, ImportError), flags_for_names():
+    with one_line_errors("labkit", OSError, ValueError, RuntimeError), flags_for_names():
         if require_choice("to", to, ("tar", "tiles")) == "tar":
             from labkit.data.tar_stream import convert_tar
 
@@ -277,13 +326,13 @@ def convert(
             said = f"{path}: {record['n_tiled']} tiled, {len(record['copied'])} copied as they are (see {MANIFEST})"
             if damaged := [key for key, reason in record["copied"].items() if reason.startswith(DAMAGED)]:
                 said += f"; {len(damaged)} of these damaged, such as {damaged[0]}"
-    typer.echo(os.fsencode(said))  # bytes: file names may be invalid UTF-8
+    say(said)
 
 
-@app.command()
+@_command()
 def lab(
-    port: Annotated[int, typer.Option(help="Port of JupyterLab.")] = 8888,
-    browser: Annotated[bool, typer.Option(help="Open it in a browser, or only print its address.")] = True,
+    port: Annotated[int, Option(help="Port of JupyterLab.")] = 8888,
+    browser: Annotated[bool, Option(help="Open it in a browser, or only print its address.")] = True,
 ) -> None:
     """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""
     from labkit.app import jupyter as lab_server
@@ -294,12 +343,12 @@ def lab(
     from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id
 
     with one_line_errors("labkit", OSError):
-        folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(typer.echo)
+        folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(say)
     results = os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
     try:
         check_writable(Path(results).expanduser(), REMEDY)
     except StorageError as error:  # a reader can do without
-        typer.echo(f"labkit: no result will be kept: {error}", err=True)
+        say(f"labkit: no result will be kept: {error}", to_stderr=True)
 
     # -P: modules in the file's folder must not hide others. --ip: a configuration may have another address.
     command = [sys.executable, "-P", lab_server.__file__, "--ip=127.0.0.1", f"--port={port}"]

@@ -1,18 +1,18 @@
 """What this machine offers, and what is missing."""
 
+import operator
+import platform
+import re
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
-import torch
-from packaging.requirements import Requirement
-
-from labkit.data.decode import missing_decoders
-from labkit.data.partial_jpeg import load_library
-from labkit.data.sizes import disk_under
 from labkit.util.machine import (
     DISTRIBUTION,
     core_limits,
+    disk_under,
     environment,
     install_command,
     package_version,
@@ -27,6 +27,8 @@ _OWN_LINES = ("cpu", "usable_cores", "memory_gib", "gpu")  # of the environment
 
 def findings() -> list[tuple[str, str]]:
     """Pairs of (subject, finding), in reading order."""
+    import torch
+
     limits, facts = core_limits(), environment()
     binding = next(name for name, cores in limits.items() if cores == usable_cores())
     listed = ", ".join(f"{name} {cores}" for name, cores in limits.items())
@@ -34,11 +36,6 @@ def findings() -> list[tuple[str, str]]:
     if torch.cuda.is_available():
         memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
         gpu = f"{torch.cuda.get_device_name(0)}, {memory_gib:.0f} GiB, CUDA {torch.version.cuda}"
-    try:
-        in_part = Path(load_library()._name).name
-    except ImportError as error:
-        in_part = f"not available, so images are decoded completely, which is slower: {error}"
-    lacks = [f"{name} is missing: {reason}" for name, reason in missing_decoders().items()]
     return [
         ("usable cores", f"{usable_cores()} ({listed}; bound by {binding})"),
         ("memory", f"{facts['memory_gib']} GiB"),
@@ -46,10 +43,45 @@ def findings() -> list[tuple[str, str]]:
         *ResourceWatch().read(torch_threads=torch.get_num_threads(), **_place_of_photos()).facts().items(),
         ("GPU", gpu),
         *[(name, str(fact)) for name, fact in facts.items() if name not in _OWN_LINES],
-        ("decoders", "; ".join(lacks) or "all present"),
-        ("JPEGs in part", in_part),
+        *_decoding(),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
+
+
+def _decoding() -> Iterator[tuple[str, str]]:
+    """What images are decoded by; nothing where the loaders' libraries are missing."""
+    try:
+        from labkit.data.decode import missing_decoders
+        from labkit.data.partial_jpeg import load_library
+    except ModuleNotFoundError:
+        return
+    lacks = [f"{name} is missing: {reason}" for name, reason in missing_decoders().items()]
+    yield "decoders", "; ".join(lacks) or "all present"
+    try:
+        yield "JPEGs in part", Path(load_library()._name).name
+    except ImportError as error:
+        yield "JPEGs in part", f"not available, so images are decoded completely, which is slower: {error}"
+
+
+_HERE = {
+    "sys_platform": sys.platform,
+    "platform_machine": platform.machine(),
+    "python_version": "{}.{}".format(*sys.version_info),
+}
+_CONDITION = re.compile(r"""(\w+)\s*(==|!=|<=|>=|<|>)\s*["']([^"']+)["']""")
+_SIGNS = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+}  # fmt: skip
+
+
+def _applies(marker: str) -> bool:
+    """Whether the conditions of a requirement hold here; they are joined by `and`, as pyproject.toml has them."""
+    conditions = [each for each in _CONDITION.findall(marker) if each[0] in _HERE]
+    return all(_SIGNS[sign](_comparable(_HERE[name]), _comparable(value)) for name, sign, value in conditions)
+
+
+def _comparable(value: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in value.split(".")]
 
 
 def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
@@ -58,10 +90,11 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
         about = metadata(distribution)
     except PackageNotFoundError:
         return {distribution: f"is not installed: {install_command('test')}"}
-    requirements = [Requirement(text) for text in about.get_all("Requires-Dist", [])]
+    requirements = [text.partition(";")[::2] for text in about.get_all("Requires-Dist", [])]
     found = {}
     for name in sorted(about.get_all("Provides-Extra", [])):
-        needed = [each.name for each in requirements if each.marker and each.marker.evaluate({"extra": name})]
+        own = [text for text, marker in requirements if re.search(f"extra == .{name}\\b", marker) and _applies(marker)]
+        needed = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in own]
         missing = [package for package in needed if package_version(package) is None]
         found[name] = f"lacks {', '.join(missing)}: {install_command(name)}" if missing else "complete"
     return found

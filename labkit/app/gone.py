@@ -3,10 +3,7 @@
 A row is kept for one version.
 """
 
-from typing import Any
-
-import typer
-from typer.core import TyperGroup
+from labkit.app.commands import say
 
 # A command, or a command and its option -> what to use instead.
 GONE = {
@@ -20,20 +17,5 @@ def refuse_gone(command: str, option: str = "") -> None:
     """Print what to use instead of a command or option that is gone, and exit with code 2; else do nothing."""
     name = f"{command} {option}".strip()
     if successor := GONE.get(name):
-        typer.echo(f"labkit: `{name}` is gone: {successor}", err=True)
-        raise typer.Exit(2)
-
-
-class Commands(TyperGroup):
-    """The commands of labkit, which know those that are gone."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        refuse_gone(args[0])
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:  # typer has click's classes, or its own copies of them
-            refuse_gone(ctx.invoked_subcommand or "", getattr(error, "option_name", ""))
-            raise
+        say(f"labkit: `{name}` is gone: {successor}", to_stderr=True)
+        raise SystemExit(2)

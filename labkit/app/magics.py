@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 from contextlib import suppress
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class, output_can_be_silenced
@@ -14,10 +13,12 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from labkit.errors import NothingSeen
-from labkit.measure.compare import compare
-from labkit.util.machine import scale
+from labkit.util.machine import missing_library, scale
 from labkit.watching.program import watch
 from labkit.watching.watched import Watched
+
+if TYPE_CHECKING:  # `%%watch` needs no pandas
+    import pandas as pd
 
 
 @magics_class
@@ -39,6 +40,11 @@ class VariantMagics(Magics):
         The first variant of a frame is its baseline; running a label again replaces its runs. Cells run one after
         another, so rounds are not interleaved, and `summarize` says so: `labkit.compare` is stricter.
         """
+        try:
+            from labkit.measure.compare import compare
+        except ModuleNotFoundError as error:
+            raise UsageError(str(missing_library("%%variant", "loaders", error))) from None
+
         options = parse_argstring(self.variant, line)
         label = options.label.strip("\"'")
         earlier = self._find_frame(options.into)
@@ -97,16 +103,20 @@ class VariantMagics(Magics):
         exec(code, self.shell.user_ns)  # noqa: S102 - the cell that the reader wrote and ran
         yield n_images
 
-    def _find_frame(self, name: str) -> pd.DataFrame | None:
+    def _find_frame(self, name: str) -> "pd.DataFrame | None":
         earlier = self.shell.user_ns.get(name)
+        import pandas as pd
+
         if earlier is not None and not (isinstance(earlier, pd.DataFrame) and "variant" in earlier):
             kind = type(earlier).__name__
             raise UsageError(f"`{name}` holds a {kind}, not a frame of runs: choose another name with --into")
         return None if earlier is None or earlier.empty else earlier
 
 
-def _replace_runs(earlier: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def _replace_runs(earlier: "pd.DataFrame", runs: "pd.DataFrame") -> "pd.DataFrame":
     """`earlier` with `runs` in place of the earlier ones of their variant, or at the end; the baseline stays."""
+    import pandas as pd
+
     runs["baseline"] = earlier["baseline"].iloc[0]
     labels = list(dict.fromkeys([*earlier["variant"], *runs["variant"]]))
     both = pd.concat([earlier[earlier["variant"] != runs["variant"].iloc[0]], runs], ignore_index=True)

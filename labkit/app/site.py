@@ -4,9 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from labkit.app.scripts import one_line_errors
+from labkit.app.commands import Argument, one_line_errors, say
 from labkit.errors import ArgumentError, MissingLibraryError, OperationError
 from labkit.util.files import ScratchFolder, foreign_names, read_record, write_record
 from labkit.util.machine import NOTEBOOK_FOLDER, install_command
@@ -17,12 +15,12 @@ _FIRST_PAGE = '<!doctype html><meta http-equiv="refresh" content="0; url=guide/i
 
 
 def site(
-    folder: Annotated[Path, typer.Argument(readable=False, help="Folder for the pages: new, or with an earlier site.")],
+    folder: Annotated[Path, Argument(help="Folder for the pages: new, or with an earlier site.")],
 ) -> None:
     """Write the stored notebooks, the guide and the API as static pages that open from the disk."""
     with one_line_errors("labkit", ImportError, OSError, ValueError, RuntimeError):
         build_site(folder)
-    typer.echo(f"wrote {folder / 'index.html'}")
+    say(f"wrote {folder / 'index.html'}")
 
 
 def build_site(folder: Path, notebooks: Path = NOTEBOOK_FOLDER) -> None:

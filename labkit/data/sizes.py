@@ -11,10 +11,8 @@ import re
 import statistics
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +30,7 @@ from labkit.util.files import (
     path_from_key,
     walk,
 )
-from labkit.util.machine import main_is_script, usable_cores
+from labkit.util.machine import disk_under, main_is_script, usable_cores
 from labkit.util.parallel import map_items
 
 _PROBE = 64  # files read before the choice
@@ -110,19 +108,6 @@ def choose_readers(
         return Readers("threads", num_workers or fitting)
     pays_off = cpu_s * n_files * (1 - 1 / cores) > _START_S
     return Readers("local", num_workers or (cores if pays_off else 1))
-
-
-def disk_under(path: str | os.PathLike, devices: Path = Path("/sys/dev/block")) -> tuple[str, bool]:
-    """Name of the disk that holds `path`, and whether the kernel reports that it rotates; `""` and False if unknown.
-
-    Virtual machines often report this for any disk.
-    """
-    with suppress(OSError, ValueError):  # not a block device (tmpfs, network), or not Linux
-        device = os.stat(path).st_dev
-        block = (devices / f"{os.major(device)}:{os.minor(device)}").resolve()
-        disk = block if (block / "queue").is_dir() else block.parent  # a partition has the queue of its disk
-        return disk.name, (disk / "queue/rotational").read_text().strip() == "1"
-    return "", False
 
 
 # `{stem}_{width:04d}x{height:04d}_{model}.npz`. Other names in .npz state no size: text-encoder outputs

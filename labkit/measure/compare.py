@@ -20,8 +20,9 @@ import pandas as pd
 
 from labkit.errors import ArgumentError, VariantError, WrongTypeError
 from labkit.measure.frames import make_frame
+from labkit.measure.intervals import speedup_interval, speedup_of
 from labkit.measure.recorder import current_recorder
-from labkit.measure.statistics import paired_ratios, speedup_interval, speedup_of
+from labkit.measure.statistics import paired_ratios
 from labkit.measure.steady import Factory, NoBatch, Stopwatch, count_images, page_cache_state
 from labkit.measure.unchanged import unchanged
 from labkit.measure.usage import PeakMemory, tree_usage

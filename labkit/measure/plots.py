@@ -19,11 +19,11 @@ from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from labkit.measure.frames import measured_runs
+from labkit.measure.intervals import format_ratio
 from labkit.measure.recorder import guesses, unmarked
 from labkit.measure.statistics import (
     are_interleaved,
     describe,
-    format_ratio,
     name_storage,
     paired_ratios,
     quiet_summary,

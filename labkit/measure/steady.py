@@ -469,12 +469,3 @@ class ReplayLoader:
 
 def _copy_if_shared(tensor: Any) -> Any:
     return tensor.clone() if tensor.device.type == "cpu" and tensor.is_shared() else tensor
-
-
-def fresh(batch: Any, *, whole: bool = False) -> Any:
-    """The batch in new containers, so that a step that takes items out of a dict changes no other's.
-
-    Args:
-        whole: Copy its tensors too, for a step that writes into them.
-    """
-    return map_tensors(batch, lambda tensor: tensor.clone() if whole else tensor)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the times in /proc
+MAX_OTHERS = 0.25  # of the time of all cores that other programs may use without disturbing what is measured
 SLOWED = 1.3  # processor seconds with all cores busy, over those of a process alone: the most that was seen
 
 
@@ -68,30 +69,43 @@ def cpu_times() -> Mapping[str, float]:
 excluded_pids: set[int] = set()
 
 _CHILDREN_FILE = "/proc/thread-self/children"  # exists if the kernel lists the children of processes
-_UNKNOWN = (
-    OSError,
-    ValueError,
-)  # what reading about a process raises that has ended, or of which the kernel tells nothing
+# What reading about a process raises that has ended, or of which the kernel tells nothing.
+_UNKNOWN = (OSError, ValueError, IndexError)
 
 
 def descendants(pid: int, excluded: Collection[int] = ()) -> list[int]:
-    """Process ids of all live descendants of `pid`, without those `excluded` and their descendants.
+    """Process ids of all live descendants of `pid`, without those `excluded` and their descendants."""
+    found: list[int] = []
+    for child in children(pid):
+        if child not in excluded:
+            found += [child, *descendants(child, excluded)]
+    return found
 
-    They come from the kernel's lists: far cheaper than psutil, which reads all processes and is asked elsewhere.
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of `pid`, also of those that have ended and that it has not waited for.
+
+    They come from the kernel's lists, else from all processes, which takes far longer.
     """
     found: list[int] = []
-    if not os.path.exists(_CHILDREN_FILE):
-        import psutil
-
-        with suppress(psutil.Error):
-            found = [child.pid for child in psutil.Process(pid).children(recursive=True) if child.pid not in excluded]
-        return found
     with suppress(*_UNKNOWN):
+        if not os.path.exists(_CHILDREN_FILE):
+            return [child for child, parent in _parents() if parent == pid]
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(*_UNKNOWN), open(f"/proc/{pid}/task/{task}/children") as file:
-                for child in map(int, file.read().split()):
-                    if child not in excluded:
-                        found += [child, *descendants(child, excluded)]
+                found += map(int, file.read().split())
+    return found
+
+
+def _parents() -> list[tuple[int, int]]:
+    """Every process with its parent."""
+    if not os.path.exists("/proc/self/stat"):  # macOS
+        listed = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
+        return [(int(pid), int(parent)) for pid, parent in map(str.split, listed.stdout.splitlines())]
+    found = list[tuple[int, int]]()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(*_UNKNOWN), open(f"/proc/{pid}/stat") as file:
+            found.append((int(pid), int(file.read().rpartition(")")[2].split()[1])))
     return found
 
 
@@ -133,10 +147,8 @@ def _cpu_s(pid: int) -> float:
 
 
 def _read_bytes(pid: int) -> int | None:
-    import psutil
-
-    with suppress(psutil.Error, OSError, AttributeError):
-        return psutil.Process(pid).io_counters().read_bytes
+    with suppress(*_UNKNOWN), open(f"/proc/{pid}/io") as file:
+        return int(file.read().partition("\nread_bytes: ")[2].split()[0])
     return None
 
 
@@ -148,14 +160,13 @@ def tree_memory() -> "pd.DataFrame":
         and `private_mb` (unshared pages), in MB (1e6 bytes). Linux only: elsewhere no rows.
     """
     import pandas as pd  # here, since processes that only measure themselves do not need them
-    import psutil
 
     rows = []
     for number, pid in enumerate((os.getpid(), *descendants(os.getpid(), excluded_pids))):
-        with suppress(psutil.Error, AttributeError):  # it has ended, or the system does not report PSS
-            memory = psutil.Process(pid).memory_full_info()
+        if memory := _memory_of(pid):  # else it has ended, or the system does not report PSS
+            private = memory["Private_Clean"] + memory["Private_Dirty"] + memory.get("Private_Hugetlb", 0)
             name = f"child {number}" if number else "main"
-            rows.append({"process": name, "pid": pid, "pss_mb": memory.pss / 1e6, "private_mb": memory.uss / 1e6})
+            rows.append({"process": name, "pid": pid, "pss_mb": memory["Pss"] / 1e6, "private_mb": private / 1e6})
     return pd.DataFrame(rows, columns=["process", "pid", "pss_mb", "private_mb"])
 
 
@@ -213,10 +224,16 @@ _MAX_SHARE = 0.02  # of one core's time that sampling may take: reading PSS cost
 
 def pss_bytes(pid: int) -> int:
     """PSS of one process: a page shared by n processes counts 1/n. 0 if it has ended."""
+    return _memory_of(pid).get("Pss", 0)
+
+
+def _memory_of(pid: int) -> dict[str, int]:
+    """Bytes of memory of one process by their kinds, as proc(5) names them; empty if it has ended."""
     with suppress(*_UNKNOWN), open(f"/proc/{pid}/smaps_rollup") as file:
-        found = re.search(r"^Pss:\s+(\d+) kB$", file.read(), re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
-    return 0
+        return {
+            name: 1024 * int(count) for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", file.read(), re.MULTILINE)
+        }
+    return {}
 
 
 def _serve(pid: int) -> None:

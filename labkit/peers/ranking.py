@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 
 from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame, measured_runs
+from labkit.measure.intervals import format_ratio, speedup_interval
 from labkit.measure.plots import COLORS, LIMIT, SMALL_PT, make_axes, put_legend_below, write_title
-from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, speedup_interval
+from labkit.measure.statistics import paired_ratios, quiet_summary
 from labkit.peers.adapters.own import BEST_DATALOADER, DECODE_LIMIT, MEMCPY_LIMIT, WRITE_LIMIT
 from labkit.peers.peer import FULL_SIZE, PART, RAW_PIXELS, SCALED
 from labkit.util.machine import NOTEBOOK_FOLDER

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from traceback import walk_tb
 
-from labkit.errors import StorageError
+from labkit.errors import MissingLibraryError, StorageError
 from labkit.util.arguments import require_choice
 
 DISTRIBUTION = "labkit-images"  # what pip calls labkit
+LEAST_TORCH = 2, 11  # of the loaders; `watch` takes older ones
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _COURSE = _PACKAGE / "course"
@@ -172,13 +174,12 @@ def labkit_home() -> Path:
 @cache
 def environment() -> dict[str, str | int | float]:
     """What measurements depend on: CPU, cores, memory, GPU, operating system and library versions."""
-    import psutil
     import torch
 
     return {
         "cpu": _cpu_name(),
         "usable_cores": usable_cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         "system": f"{platform.system()} {platform.release()}",
         **installed_versions(),
@@ -226,6 +227,43 @@ def package_version(name: str) -> str | None:
 def install_command(extra: str) -> str:
     """The command that installs one of labkit's extras, in a clone or where a wheel was installed."""
     return f'python -m pip install -e ".[{extra}]"' if IS_CLONE else f'python -m pip install "{DISTRIBUTION}[{extra}]"'
+
+
+def missing_library(what: str, extra: str, error: ModuleNotFoundError) -> MissingLibraryError:
+    """What to say where a name or a command needs a library that is not installed: which, and how to get it."""
+    if error.name == "torch":
+        return MissingLibraryError(
+            f"{what} needs PyTorch, which {sys.executable} does not have: start labkit by the Python that trains, or "
+            "install torch as pytorch.org says"
+        )
+    said = f"{what} needs {error.name}, of the extra {extra!r}: {install_command(extra)}"
+    found = re.match(r"(\d+)\.(\d+)", torch_version := package_version("torch") or "")
+    if found and (int(found[1]), int(found[2])) < LEAST_TORCH:
+        said += f" (which replaces torch {torch_version} by {'.'.join(map(str, LEAST_TORCH))} or newer)"
+    return MissingLibraryError(said)
+
+
+def is_labkits(error: ModuleNotFoundError) -> bool:
+    """Whether it is an import of labkit that found no library, and not one of a user's or of another library."""
+    last = None
+    for frame, _ in walk_tb(error.__traceback__):
+        if "importlib" not in frame.f_code.co_filename:
+            last = frame.f_code.co_filename
+    is_own = (error.name or "labkit").partition(".")[0] == "labkit"  # a mistake, and no lack
+    return last is not None and not is_own and Path(last).is_relative_to(_PACKAGE)
+
+
+def disk_under(path: str | os.PathLike, devices: Path = Path("/sys/dev/block")) -> tuple[str, bool]:
+    """Name of the disk that holds `path`, and whether the kernel reports that it rotates; `""` and False if unknown.
+
+    Virtual machines often report this for any disk.
+    """
+    with suppress(OSError, ValueError):  # not a block device (tmpfs, network), or not Linux
+        device = os.stat(path).st_dev
+        block = (devices / f"{os.major(device)}:{os.minor(device)}").resolve()
+        disk = block if (block / "queue").is_dir() else block.parent  # a partition has the queue of its disk
+        return disk.name, (disk / "queue/rotational").read_text().strip() == "1"
+    return "", False
 
 
 def _slug(name: str, n_words: int) -> str:

@@ -11,8 +11,6 @@ from contextlib import closing, suppress
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from labkit.errors import CannotDiagnose
 from labkit.measure.frames import make_frame
 from labkit.measure.steady import count_images, synchronize
@@ -24,6 +22,7 @@ from labkit.watching.accounts import Accounts, find_accounts
 from labkit.watching.findings import Diagnosis
 from labkit.watching.observe import Observer
 from labkit.watching.program import KEPT, UNSETTLED, Replay, n_ahead
+from labkit.watching.runs import in_parts
 from labkit.watching.seen import REPLAY, Control, SeenLoader
 from labkit.watching.watched import Watched
 
@@ -276,8 +275,8 @@ def _make_frame(accounts: Accounts, rounds: int, n_images: float) -> Any:
     for name, phase in (("loader and step", "training"), ("step", REPLAY)):
         turns = accounts.of(phase)
         each_s = [turn.step_s + (turn.wait_s if phase == "training" else 0.0) for turn in turns]
-        for number, of_round in enumerate(np.array_split(each_s, min(rounds, len(each_s)) or 1)):
-            seconds = max(1e-9, float(of_round.sum()))
+        for number, of_round in enumerate(in_parts(each_s, min(rounds, len(each_s)) or 1)):
+            seconds = max(1e-9, sum(of_round))
             rows.append({
                 "variant": name, "round": number, "order": len(rows), "is_warmup": False, "steady_s": seconds,
                 "n_images": len(of_round) * n_images, "images_per_s": len(of_round) * n_images / seconds,

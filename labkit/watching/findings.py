@@ -1,13 +1,15 @@
 """What watching or diagnosing a training showed: as numbers, in words, as a picture, and as files.
 
-The libraries for it, such as pandas, are imported only when there is a report to make.
+It needs the standard library alone. Where the program has imported pandas, the tables of a report are frames.
 """
 
 import json
 import math
 import os
 import statistics
+import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -15,17 +17,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from labkit.errors import NothingSeen
 from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
-from labkit.util.pictures import png_base64
 from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
 from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise
 from labkit.watching.batches import BatchFacts
+from labkit.watching.drawings import Box, draw_rows
 from labkit.watching.epochs import describe_pace, figures_of
 from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
 from labkit.watching.observe import Observer, describe_nothing
@@ -49,7 +48,26 @@ def describe_waiting(shares: dict[str, float]) -> str:
     return f"Training waits for its data {total:.0%} of the time: {parts}."
 
 
+_LEAST_SHOWN = 0.085  # share of a bar that a number fits into
 _NO_STEP = 1000  # times the step: a ceiling beyond it is no rate that training could reach
+
+
+class _Table:
+    """A table of a report: a list of dicts, or a DataFrame where the program has imported pandas."""
+
+    def __init__(self, *columns: str):
+        self._columns = columns  # those that it has also without rows
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, report: "WatchReport | None", owner: type) -> Any:
+        if report is None:
+            return self
+        rows, pandas = report.tables.get(self._name), sys.modules.get("pandas")
+        if self._name == "ranks" and rows is None:
+            return None
+        return (rows or []) if pandas is None else pandas.DataFrame(rows or [], columns=[*self._columns] or None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,9 +87,10 @@ class WatchReport:
         costs: Seconds per batch.
         n_batches: Batches that the figures are from.
         loader_s: Seconds per batch of the loader alone; None if it was not measured.
+        tables: The rows of the tables below, by name.
         loaders: One row per loader: what it is, how many batches it gave, how long they were waited for, and how a
             batch was made.
-        spans: The host's waits and steps, and the workers' batches: `plot_timeline` draws them.
+        spans: The host's waits and steps, and the workers' batches: the page draws them.
         cpu_share: Share of the usable cores that were busy, with whatever else ran on them.
         gpu_utilization: Share of the time in which the GPU ran a kernel; None if NVML does not answer.
         notes: What else should be known.
@@ -104,27 +123,24 @@ class WatchReport:
     costs: Costs
     n_batches: int
     loader_s: float | None
-    loaders: pd.DataFrame
-    spans: pd.DataFrame
+    tables: dict[str, list[dict[str, Any]]]
     cpu_share: float | None
     gpu_utilization: float | None
     notes: list[str] = field(default_factory=list)
     command: str = ""
-    ranks: pd.DataFrame | None = None
     others_share: float = 0.0
-    lines: pd.DataFrame = field(default_factory=lambda: lines_table({}))
-    samples: pd.DataFrame = field(default_factory=pd.DataFrame)
     slow: str = ""
     blocks_s: dict[str, list[float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
     batch: BatchFacts | None = None
     pace: dict[str, float] = field(default_factory=dict)
-    epochs: pd.DataFrame = field(default_factory=pd.DataFrame)
     affinity: frozenset[int] = field(default_factory=lambda: frozenset(_affinity(0)))
     in_line_s: float = 0.0
     observed_s: tuple[float, float] = (0.0, 0.0)
 
+    loaders, spans, samples, epochs, ranks = _Table(), _Table(), _Table(), _Table(), _Table()
+    lines = _Table("part", "share", *Line._fields[1:])
     _few = FEW  # batches: with fewer it has no ceiling and no advice
 
     def __post_init__(self) -> None:
@@ -141,7 +157,7 @@ class WatchReport:
 
     def _repr_html_(self) -> str:
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.all_sentences)
-        return _picture(lambda ax: self.plot(ax=ax), self.sentences[0]) + words
+        return self._draw_costs() + words
 
     @property
     def all_sentences(self) -> list[str]:
@@ -172,7 +188,7 @@ class WatchReport:
     @property
     def pace_sentences(self) -> list[str]:
         """How long steps take, how often a batch is ready, and what pauses took; one sentence, or none."""
-        ready = self.epochs.get("ready", pd.Series()).tolist()
+        ready = [epoch["ready"] for epoch in self.tables.get("epochs", [])]
         works_ahead = self.settings.get("num_workers") != 0
         told = describe_pace(self.pace, ready, works_ahead=works_ahead) if self.pace else ""
         return [told] * bool(told)
@@ -180,10 +196,14 @@ class WatchReport:
     @property
     def line_sentences(self) -> list[str]:
         """A sentence on the lines of each part, and one on slow samples."""
-        return [
-            f"{part.capitalize()} is {'; '.join(map(_told_line, of_part.head(_LINES_TOLD).to_dict('records')))}."
-            for part, of_part in self.lines.groupby("part", sort=False)
-        ] + [self.slow] * bool(self.slow)
+        told = [
+            f"{part.capitalize()} is {'; '.join(map(_told_line, rows[:_LINES_TOLD]))}."
+            for part in (MAKING, STEP) if (rows := self._lines_of(part))
+        ]  # fmt: skip
+        return told + [self.slow] * bool(self.slow)
+
+    def _lines_of(self, part: str) -> list[dict[str, Any]]:
+        return [row for row in self.tables.get("lines", []) if row["part"] == part]
 
     @property
     def resource_sentences(self) -> list[str]:
@@ -204,19 +224,18 @@ class WatchReport:
             words += f"; the GPU was busy {self.gpu_utilization:.0%} of it"
         return words + "."
 
-    def plot(self, ax: Any = None) -> Any:
-        """Where the time of a batch goes, compared with the step alone. Returns the Axes."""
+    def _draw_costs(self) -> str:
+        """Where the time of a batch goes, compared with the step alone."""
         ceiling = f"at least {self._least:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
         ceiling = f"over {_NO_STEP}x" if self.ceiling > _NO_STEP else ceiling
-        from labkit.measure.plots import plot_stalls, write_title
-
-        parts = {"compute": self.costs.step, **self.costs.lost_s}
-        rows = [{"variant": "training", "stage": stage, "seconds": seconds} for stage, seconds in parts.items()]
-        rows.append({"variant": "if data were free", "stage": "compute", "seconds": self.costs.step})
-        ax = plot_stalls(pd.DataFrame(rows), ax=ax)
-        ax.set(xlabel="seconds per batch")
-        write_title(ax, f"ceiling: {ceiling}")
-        return ax
+        parts, boxes, end_s = {"compute": self.costs.step, **self.costs.lost_s}, list[Box](), 0.0
+        for name, seconds in parts.items():
+            share = seconds / self.costs.together
+            boxes.append(Box(name, end_s, end_s + seconds, f"{share:.0%}" * (share > _LEAST_SHOWN)))
+            end_s += seconds
+        rows = {"training": boxes, "if data were free": [Box("compute", 0.0, self.costs.step)]}
+        told = {"title": f"ceiling: {ceiling}", "label": "seconds per batch", "words": self.sentences[0]}
+        return draw_rows(rows, [*parts], **told)
 
     @property
     def _least(self) -> float:
@@ -233,15 +252,20 @@ class WatchReport:
             "recommendations": [str(each) for each in self.recommendations], "n_batches": self.n_batches,
             "costs_s": asdict(self.costs),
             "loader_s": self.loader_s, "cpu_share": self.cpu_share, "gpu_utilization": self.gpu_utilization,
-            "loaders": _records(self.loaders), "notes": self.notes,
+            "loaders": self._records("loaders"), "notes": self.notes,
             "command": self.command, "blocks_s": self.blocks_s, "settings": {"command": self.command, **self.settings},
-            "lines": _records(self.lines), "samples": _records(self.samples), "slow": self.slow,
+            "lines": self._records("lines"), "samples": self._records("samples"), "slow": self.slow,
             "batch": None if self.batch is None else asdict(self.batch),
             "pace": {name: _finite(value) for name, value in self.pace.items()},
-            "epochs": _records(self.epochs), "machine": environment(),
+            "epochs": self._records("epochs"), "machine": environment(),
             "others_share": self.others_share, "resources": asdict(self.resources),
-            "ranks": None if self.ranks is None else _records(self.ranks),
+            "ranks": self._records("ranks") if "ranks" in self.tables else None,
         }  # fmt: skip
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table as plain data: all with each column, and None for what is not a number."""
+        rows = self.tables.get(name, [])
+        return [{column: _plain(row.get(column)) for column in _columns(rows)} for row in rows]
 
     def save_json(self, path: Path | str) -> Path:
         """Write the figures as JSON."""
@@ -258,8 +282,8 @@ class WatchReport:
         page = (
             f"{REPORT_BEGINNINGS['html']}<title>{title}</title><style>{style}"
             f"td,th{{padding:.2em .8em;text-align:right}}</style><h1>{title}</h1>{self._repr_html_()}"
-            f"{_picture(self._plot_timeline, 'Timeline of the last steps')}"
-            f"{self._lines_html()}{_html_of(self.loaders)}{_html_of(self.samples)}</html>"
+            f"{_draw_timeline(last_spans(self.tables['spans']))}{self._lines_html()}"
+            f"{_html_of(self.tables['loaders'])}{_html_of(self.tables.get('samples', []))}</html>"
         )
         path = Path(path).expanduser()
         write_atomic(path, page.encode())
@@ -269,15 +293,10 @@ class WatchReport:
         """The lines of each part."""
         found = ""
         for part in (MAKING, STEP):
-            if not (rows := self.lines[self.lines["part"] == part].drop(columns="part")).empty:
-                rows = rows.assign(path=rows["path"].map(short_path))
-                found += f"<h2>What {part} is</h2>{_html_of(rows)}"
+            if rows := self._lines_of(part):
+                shown = [{**row, "path": short_path(row["path"])} for row in rows]
+                found += f"<h2>What {part} is</h2>{_html_of(shown, without='part')}"
         return found
-
-    def _plot_timeline(self, ax: Any) -> None:
-        from labkit.measure.plots import plot_timeline
-
-        plot_timeline(last_spans(self.spans), ax=ax)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -288,7 +307,7 @@ class Diagnosis(WatchReport):
         frame: The loop and the step alone, round by round, as `compare` returns runs.
     """
 
-    frame: pd.DataFrame
+    frame: Any
 
     _few = 0  # it has seen as many as it was asked to
 
@@ -297,7 +316,7 @@ _LEAST_S = 0.2  # of what is told, in all: less is a matter of chance, and of li
 _LEAST_OF_LINES, _MOST_LINES, _LINES_TOLD = 0.01, 20, 4
 
 
-def lines_table(seconds: Mapping[Line, float]) -> pd.DataFrame:
+def lines_table(seconds: Mapping[Line, float]) -> list[dict[str, Any]]:
     """The lines of each part that are at least a hundredth of it, the largest first."""
     rows = []
     for part in (MAKING, STEP):
@@ -306,7 +325,7 @@ def lines_table(seconds: Mapping[Line, float]) -> pd.DataFrame:
         for line, each in sorted(of_part.items(), key=lambda item: -item[1])[:_MOST_LINES]:
             if total >= _LEAST_S and each >= _LEAST_OF_LINES * total:
                 rows.append({"part": part, "share": each / total, **line._asdict()})
-    return pd.DataFrame(rows, columns=["part", "share", *Line._fields[1:]])
+    return rows
 
 
 def _told_line(row: dict[str, Any]) -> str:
@@ -318,7 +337,7 @@ _N_SLOWEST = 20
 _SLOW, _OF_SLOWEST = 3.0, 0.1  # a slow sample: so many times the median, and so much of the slowest one
 
 
-def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]) -> dict[str, Any]:
+def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]) -> tuple[list[dict[str, Any]], str]:
     """`samples` and `slow` of a report.
 
     Args:
@@ -326,31 +345,41 @@ def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]
         name_of: The file or key of a sample, by its index.
     """
     if not seconds:
-        return {}
-    known = pd.DataFrame(seconds, columns=["index", "seconds"]).groupby("index")["seconds"].agg(["mean", "sum"])
-    known = known.sort_values("mean", ascending=False).assign(share=lambda of: of["sum"] / of["sum"].sum())
+        return [], ""
+    by_sample = defaultdict[Any, list[float]](list)
+    for index, each_s in seconds:
+        by_sample[index].append(each_s)
+    known = sorted(by_sample.items(), key=lambda item: -statistics.fmean(item[1]))
+    means_s = [statistics.fmean(times) for _, times in known]
+    all_s = math.fsum(each_s for _, each_s in seconds) or 1.0
     rows = [
-        {"sample": (name := name_of(row.Index)), "seconds": row.mean_s, "share": row.share, **_image_facts(name)}
-        for row in known.head(_N_SLOWEST).rename(columns={"mean": "mean_s"}).itertuples()
+        {
+            "sample": (name := name_of(index)),
+            "seconds": mean_s,
+            "share": sum(times) / all_s,
+            **_image_facts(name),
+        }
+        for (index, times), mean_s in zip(known[:_N_SLOWEST], means_s, strict=False)
     ]
-    least_s = max(_SLOW * known["mean"].median(), _OF_SLOWEST * known["mean"].max())
-    n_slow = int((known["mean"] > least_s).sum())
-    share, slow = known["share"].head(n_slow).sum(), ""
-    if share >= MIN_SHARE and known["sum"].head(n_slow).sum() >= _LEAST_S:
+    least_s = max(_SLOW * statistics.median(means_s), _OF_SLOWEST * means_s[0])
+    n_slow = sum(mean_s > least_s for mean_s in means_s)
+    slow_s, slow = sum(sum(times) for _, times in known[:n_slow]), ""
+    share = slow_s / all_s
+    if share >= MIN_SHARE and slow_s >= _LEAST_S:
         told = ", ".join(map(_told_sample, rows[: min(n_slow, 3)]))
         take = "takes" if n_slow == 1 else "take"
         slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}."
-    return {"samples": pd.DataFrame(rows), "slow": slow}
+    return rows, slow
 
 
 def _image_facts(name: str) -> dict[str, Any]:
-    """What the header of an image file says; nothing if it is none that is there."""
-    from PIL import Image
-
+    """What the header of an image file says; nothing if it is none that is there, or Pillow is not."""
     if not os.path.isfile(name):  # opening a pipe waits for who writes to it
         return {}
-    with suppress(OSError, ValueError), warnings.catch_warnings():
+    with suppress(ImportError, OSError, ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an image that Pillow finds too large
+        from PIL import Image
+
         n_bytes = os.path.getsize(name)
         with Image.open(name) as image:
             kind = f"progressive {image.format}" if image.info.get("progressive") else image.format
@@ -365,33 +394,53 @@ def _told_sample(row: dict[str, Any]) -> str:
     return f"{told} ({row['format']}, {row['width']} x {row['height']}, {row['bytes'] / 1e6:.2g} MB)"
 
 
-def last_spans(spans: pd.DataFrame, n_batches: int = 12) -> pd.DataFrame:
+def last_spans(spans: list[dict[str, Any]], n_batches: int = 12) -> list[dict[str, Any]]:
     """The spans from the beginning of the last batches on, from time 0."""
-    hosts = spans[spans["lane"] == "host"]
-    if hosts.empty:
+    hosts = [span for span in spans if span["lane"] == "host"]
+    if not hosts:
         return spans
-    begin_s = hosts.loc[hosts["batch"] > hosts["batch"].max() - n_batches, "start_s"].min()
-    kept = spans[spans["end_s"] > begin_s]
-    return kept.assign(start_s=(kept["start_s"] - begin_s).clip(lower=0), end_s=kept["end_s"] - begin_s)
+    last = max(span["batch"] for span in hosts)
+    begin_s = min(span["start_s"] for span in hosts if span["batch"] > last - n_batches)
+    return _from(begin_s, [span for span in spans if span["end_s"] > begin_s])
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as plain data; what is not a number is None."""
-    return json.loads(frame.to_json(orient="records"))
+def _from(begin_s: float, spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The spans with this time as 0."""
+    return [
+        {**span, "start_s": max(0.0, span["start_s"] - begin_s), "end_s": span["end_s"] - begin_s} for span in spans
+    ]
 
 
-def _html_of(frame: pd.DataFrame) -> str:
-    return "" if frame.empty else frame.to_html(index=False, border=0, float_format="{:.4g}".format, na_rep="")
+def _draw_timeline(spans: list[dict[str, Any]]) -> str:
+    rows = defaultdict[str, list[Box]](list)
+    for span in spans:
+        rows[span["lane"]].append(Box(span["kind"], span["start_s"], span["end_s"]))
+    total_s = max((span["end_s"] for span in spans), default=0.0)
+    steps_s = sum(box.end_s - box.start_s for box in rows["host"] if box.kind == "step")
+    title = f"host: step {steps_s / total_s if total_s else 0:.0%} of {total_s:.3g} s"
+    return draw_rows(rows, ["load", "wait", "step"], title=title, label="time (s)", words="Timeline of the last steps")
 
 
-def _picture(draw: Any, words: str) -> str:
-    from matplotlib.figure import Figure
+def _columns(rows: list[dict[str, Any]]) -> list[str]:
+    return [*dict.fromkeys(column for row in rows for column in row)]
 
-    from labkit.measure.plots import WIDTH_IN
 
-    figure = Figure(figsize=(WIDTH_IN, 2.6), layout="constrained")
-    draw(figure.add_subplot())
-    return f'<img alt="{escape(words)}" src="data:image/png;base64,{png_base64(figure)}">'
+def _plain(value: Any) -> Any:
+    return _finite(value) if isinstance(value, float) else value
+
+
+def _html_of(rows: list[dict[str, Any]], without: str = "") -> str:
+    columns = [column for column in _columns(rows) if column != without]
+    if not columns:
+        return ""
+    header = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(column))}</td>' for column in columns)}</tr>" for row in rows)
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    known = _plain(value)
+    return "" if known is None else escape(f"{known:.4g}" if isinstance(known, float) else str(known))
 
 
 def _finite(value: float) -> float | None:
@@ -418,28 +467,29 @@ def make_report(
     accounts = find_accounts(observer)
     if accounts is None or not accounts.of("training"):
         raise NothingSeen(describe_nothing(observer))
-    with np.errstate(all="ignore"):  # the script may have made NumPy raise
-        costs = costs_of(accounts, observer.device)
-        blocks = blocks_of(accounts, costs)
-        low, high = ceiling_interval(accounts, costs, blocks)
+    costs = costs_of(accounts, observer.device)
+    blocks = blocks_of(accounts, costs)
+    low, high = ceiling_interval(accounts, costs, blocks)
     batch = accounts.loader.batch
     if batch is not None and accounts.loader.n_pinned:
         batch = replace(batch, pin_s=accounts.loader.pinned_s / accounts.loader.n_pinned)
     import torch  # by now the script has imported it
 
+    samples, slow = slow_samples(observer.samples(accounts.loader, settled=True), accounts.loader.name_of)
     busy, loader, n_threads = observer.device.busy, accounts.loader, torch.get_num_threads()
     return WatchReport(
         shares={"compute": costs.step / costs.together, **costs.lost}, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
         recommendations=advise(costs, loader.traits, accounts.in_line_s), costs=costs,
         in_line_s=accounts.in_line_s,
-        n_batches=len(accounts.of("training")), loaders=_table(observer, accounts), spans=_spans(accounts),
-        cpu_share=cpu_share, others_share=others_share, lines=lines_table(lines_of(observer.stacks())),
-        **slow_samples(observer.samples(loader, settled=True), loader.name_of),
+        n_batches=len(accounts.of("training")), tables={
+            "loaders": _table(observer, accounts), "spans": _spans(accounts), "epochs": epochs,
+            "lines": lines_table(lines_of(observer.stacks())), "samples": samples,
+        }, slow=slow, cpu_share=cpu_share, others_share=others_share,
         gpu_utilization=statistics.fmean(busy) if busy else None,
         notes=[*_notes(accounts), *_not_covered(observer, accounts), *observer.failed, *observer.hung],
         blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
-        batch=batch, pace=figures_of(observer, accounts), epochs=pd.DataFrame(epochs),
+        batch=batch, pace=figures_of(observer, accounts),
         resources=observer.resources.read(
             torch_threads=n_threads, num_workers=loader.traits.num_workers or 0,
             worker_threads=read_threads(loader.folder), step_queued=accounts.step_queued,
@@ -509,7 +559,7 @@ def _not_covered(observer: Observer, accounts: Accounts) -> Iterator[str]:
             )
 
 
-def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:
+def _table(observer: Observer, accounts: Accounts) -> list[dict[str, Any]]:
     """Of each loader what it is, how long a batch was waited for, but for the first of epochs, and how one was made."""
     rows = []
     for loader in (each for each in observer.loaders if each.n_batches):
@@ -528,7 +578,7 @@ def _table(observer: Observer, accounts: Accounts) -> pd.DataFrame:
             "getitem_ms": 1e3 * max(0.0, wall_s - collate_s - storage_s) if made else math.nan,
             "collate_ms": 1e3 * collate_s,
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    return rows
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -536,7 +586,7 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-def _spans(accounts: Accounts) -> pd.DataFrame:
+def _spans(accounts: Accounts) -> list[dict[str, Any]]:
     """The last batches, as the host and those that made them saw them."""
     epochs = accounts.loader.epochs
     kept = [(epoch, number) for epoch in epochs for number in range(len(epoch.batches))][-_SPAN_BATCHES:]
@@ -547,8 +597,7 @@ def _spans(accounts: Accounts) -> pd.DataFrame:
         for made in of_worker if worker >= 0 and made.start_s >= began_s
     ]  # fmt: skip
     rows += [row for count, (epoch, number) in enumerate(kept) for row in _host_spans(epoch, number, count)]
-    frame = pd.DataFrame(rows)
-    return frame.assign(start_s=frame["start_s"] - began_s, end_s=frame["end_s"] - began_s)
+    return _from(began_s, rows)
 
 
 def _host_spans(epoch: Epoch, number: int, count: int) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for."""
 
 import atexit
-import contextlib
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.errors import ArgumentError, CannotRun, NothingSeen
+from labkit.measure.usage import descendants
 from labkit.util.process import note_unknown_class
 from labkit.watching.advice import CAUSES
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
@@ -156,10 +156,7 @@ class Replay(Steps):
     def received(self, seen: SeenLoader, data: Any) -> None:
         super().received(seen, data)
         if self.phase == "keep" and seen is self._of:
-            from labkit.measure.steady import fresh
-
-            self._fresh = fresh
-            self.kept.append(fresh(data, whole=True))
+            self.kept.append(_copied(data))
 
     def ended(self, seen: SeenLoader) -> None:
         """It ends with the epoch, since a script may save after it."""
@@ -172,12 +169,12 @@ class Replay(Steps):
 
     def _kept_batch(self) -> Any:
         self._n_replayed += 1
-        return self._fresh(self.kept[self._n_replayed % KEPT], whole=True)
+        return _copied(self.kept[self._n_replayed % KEPT])
 
     def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
         """Seconds per batch, without those that it had ready; None at the end of the epoch."""
         began_s, times_s = time.perf_counter(), list[float]()
-        with contextlib.suppress(StopIteration):
+        with suppress(StopIteration):
             for _ in range(self._n_observed(seen)):
                 give()
                 times_s.append(time.perf_counter())
@@ -192,6 +189,13 @@ class Replay(Steps):
         if seen.traits.n_batches is None:
             return self._n_steps
         return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - UNSETTLED - KEPT - 4) // 2))
+
+
+def _copied(batch: Any) -> Any:
+    """The batch in new containers with tensors of its own: a step may take items out of it, and write into them."""
+    from labkit.util.tensor_trees import map_tensors
+
+    return map_tensors(batch, lambda tensor: tensor.clone())
 
 
 def _rest(seen: SeenLoader) -> None:
@@ -209,14 +213,12 @@ def n_ahead(seen: SeenLoader) -> int:
 
 def end_process(status: int = 0) -> None:
     """End this process and the workers that it started at once: nothing that the script does at its end is done."""
-    import psutil
-
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
+        with suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
             stream.flush()
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.kill()
+    for child in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended
+            os.kill(child, signal.SIGKILL)
     os._exit(status)
 
 

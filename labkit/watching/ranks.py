@@ -1,6 +1,7 @@
 """One report for the processes of a distributed training on this machine."""
 
 import hashlib
+import math
 import os
 import pickle
 import stat
@@ -12,13 +13,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from labkit.measure.usage import children
 from labkit.util.files import write_atomic
 from labkit.util.process import number_in_environment
 from labkit.watching.advice import MIN_SHARE, advise
 from labkit.watching.batches import rounded
 from labkit.watching.findings import WatchReport
+from labkit.watching.linux import read_text, state_of
 from labkit.watching.traits import LoaderTraits
 
 _PATIENCE_S = 60.0
@@ -62,11 +63,9 @@ def _meeting_place(environment: Mapping[str, str]) -> Path | None:
     When their parent started is part of its name, so that an earlier run whose parent had the same number is no
     part of this one. Other users can guess the name, so it is used only if this user owns it.
     """
-    import psutil
-
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    started = psutil.Process(os.getppid()).create_time()
-    key = "-".join([str(os.getppid()), repr(started), *(environment.get(name, "") for name in names)])
+    started = read_text(f"/proc/{os.getppid()}/stat").rpartition(")")[2].split()[19:20]  # see proc(5)
+    key = "-".join([str(os.getppid()), *started, *(environment.get(name, "") for name in names)])
     user = os.getuid()
     folder = Path(tempfile.gettempdir()) / f"labkit-watch-{user}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with suppress(FileExistsError):
@@ -93,12 +92,8 @@ def _gather(folder: Path, n_others: int) -> list[tuple[int, WatchReport]]:
 
 def _has_siblings() -> bool:
     """Whether whoever started this process has started others that still run, as the ranks of one training are."""
-    import psutil
-
-    with suppress(psutil.Error):
-        siblings = psutil.Process(os.getppid()).children()
-        return any(each.pid != os.getpid() and each.status() != psutil.STATUS_ZOMBIE for each in siblings)
-    return True  # nothing is known of them
+    siblings = children(os.getppid())  # this process among them, unless nothing is known of them
+    return not siblings or any(each != os.getpid() and state_of(each) not in ("Z", "X") for each in siblings)
 
 
 def combine(kind: str, every: Sequence[tuple[Any, WatchReport]], note: str, command: str) -> WatchReport:
@@ -114,17 +109,19 @@ def combine(kind: str, every: Sequence[tuple[Any, WatchReport]], note: str, comm
     note, ranks = note.format(name), None
     if len(every) > 1 or kind == "rank":
         pace = ("ready", "step_p50_ms", "step_p99_ms")
-        ranks = pd.DataFrame([
+        ranks = [
             {kind: each, "n_batches": run.n_batches, **run.shares, **{key: run.pace.get(key) for key in pace}}
             for each, run in every
-        ])  # fmt: skip
+        ]  # fmt: skip
         note = f"{note} {_describe_steps(kind, ranks)}".strip()
     hung = [
         f"{kind.capitalize()} {other}: {said}" for other, each in every if other != name
         for said in each.notes if said.startswith(("It hung", "A step took over"))
     ]  # fmt: skip
     notes = [*slowest.notes, *hung, note]
-    return replace(_beside(slowest, [run for _, run in every]), ranks=ranks, notes=notes, command=command)
+    found = _beside(slowest, [run for _, run in every])
+    tables = found.tables if ranks is None else {**found.tables, "ranks": ranks}
+    return replace(found, tables=tables, notes=notes, command=command)
 
 
 def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
@@ -145,9 +142,10 @@ def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
     return replace(report, others_share=others_share, resources=resources, recommendations=advice)
 
 
-def _describe_steps(kind: str, rows: pd.DataFrame) -> str:
+def _describe_steps(kind: str, rows: list[dict[str, Any]]) -> str:
     """Which process has the slowest step, in a sentence; empty if their steps take about as long, or are unknown."""
-    known = sorted(rows.dropna(subset=["step_p50_ms"]).to_dict("records"), key=lambda row: row["step_p50_ms"])
+    known = [row for row in rows if not math.isnan(row["step_p50_ms"] or math.nan)]
+    known.sort(key=lambda row: row["step_p50_ms"])
     if len(known) < 2 or known[-1]["step_p50_ms"] <= (1 + MIN_SHARE) * known[0]["step_p50_ms"]:
         return ""
     slow, fast = ((f"{kind} {row[kind]}", f"{rounded(row['step_p50_ms'])} ms") for row in (known[-1], known[0]))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit.measure.usage import MAX_OTHERS
 from labkit.util.machine import usable_cores
 from labkit.watching.advice import MIN_SHARE
 from labkit.watching.linux import Pressure, Throttling, file_limit, mount_of, pressures, shared_memory, throttling
@@ -98,8 +99,6 @@ class Resources:
             shares: Of the time of the training, by cause.
             others_share: Share of the cores that other programs used.
         """
-        from labkit.measure.statistics import MAX_OTHERS  # with NumPy, which the report has
-
         facts = {
             "usable cores": f"{self.usable_cores}{self._in_each(' for')}",
             **self.facts(),

@@ -7,12 +7,12 @@ than runs are, since a machine drifts from minute to minute, so that an interval
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import cycle, islice
+from statistics import fmean
+from typing import Any, TypeVar
 
-import numpy as np
-from scipy import stats
-
-from labkit.measure.statistics import MAX_OTHERS, format_ratio, speedup_interval, speedup_of
+from labkit.measure.intervals import format_ratio, interval_of_means, speedup_interval, speedup_of
+from labkit.measure.usage import MAX_OTHERS
 from labkit.util.arguments import require_report
 from labkit.watching.accounts import LEAST_S, Accounts, waiting_share
 from labkit.watching.advice import MIN_SHARE, Costs
@@ -29,39 +29,56 @@ _LEAST_OF_BLOCK = 3  # batches
 def blocks_of(accounts: Accounts, costs: Costs) -> dict[str, list[float]]:
     """Seconds per batch, by cause, in blocks of neighboring batches; on average those of `costs`."""
     turns = accounts.of("training")
-    waits, hand_overs, steps = (
-        np.array(_block_means([getattr(turn, name) for turn in turns])) for name in ("wait_s", "hand_over_s", "step_s")
+    waits, receives, steps = (
+        _block_means([getattr(turn, name) for turn in turns]) for name in ("wait_s", "hand_over_s", "step_s")
     )
-    steps, receives = (_scaled(seconds, 1.0) for seconds in (steps, hand_overs))
+    steps, copies = _scaled(steps, costs.step), _scaled(steps, costs.copy)
+    receives = _scaled(receives, costs.hand_over)
     waits = _scaled(waits, costs.fetch + costs.prepare + costs.hand_over)
-    making = np.maximum(0.0, waits - costs.hand_over * receives)
+    making = [max(0.0, wait_s - receive_s) for wait_s, receive_s in zip(waits, receives, strict=True)]
     made = sorted(accounts.made, key=lambda each: each.end_s)
-    parts = [made[part[0] : part[-1] + 1] for part in np.array_split(range(len(made)), len(steps)) if len(part)]
-    waiting = np.array([*map(waiting_share, parts)]) if len(parts) == len(steps) else costs.waiting
-    starts_s = accounts.starts_s[1:] or accounts.starts_s
-    starts = np.resize(starts_s, len(steps))  # as different as those of the epochs are
-    blocks = {
-        "compute": costs.step * steps, "fetch": making * waiting, "prepare": making * (1 - waiting),
-        "copy": costs.copy * steps, "hand-over": costs.hand_over * receives, "start": _scaled(starts, costs.start),
+    has_all = len(made) >= len(steps)
+    waiting = [*map(waiting_share, in_parts(made, len(steps)))] if has_all else [costs.waiting] * len(steps)
+    starts_s = accounts.starts_s[1:] or accounts.starts_s or [0.0]
+    starts = [*islice(cycle(starts_s), len(steps))]  # as different as those of the epochs are
+    return {
+        "compute": steps,
+        "fetch": [each_s * share for each_s, share in zip(making, waiting, strict=True)],
+        "prepare": [each_s * (1 - share) for each_s, share in zip(making, waiting, strict=True)],
+        "copy": copies, "hand-over": receives, "start": _scaled(starts, costs.start),
     }  # fmt: skip
-    return {name: seconds.tolist() for name, seconds in blocks.items()}
+
+
+Item = TypeVar("Item")
+
+
+def in_parts(items: list[Item], n_parts: int) -> Iterator[list[Item]]:
+    """Neighboring items together, in parts of about the same length, the longer ones first."""
+    each, n_longer = divmod(len(items), n_parts)
+    end = 0
+    for number in range(n_parts):
+        begin, end = end, end + each + (number < n_longer)
+        yield items[begin:end]
 
 
 def _block_means(seconds: list[float]) -> list[float]:
     n_blocks = min(_MOST_BLOCKS, len(seconds) // _LEAST_OF_BLOCK)
-    return [float(block.mean()) for block in np.array_split(seconds, n_blocks)] if n_blocks >= 2 else seconds
+    return [*map(fmean, in_parts(seconds, n_blocks))] if n_blocks >= 2 else seconds
 
 
-def _scaled(seconds: np.ndarray, mean_s: float) -> np.ndarray:
-    return seconds * (mean_s / seconds.mean()) if len(seconds) and seconds.mean() > 0 else np.full(len(seconds), mean_s)
+def _scaled(seconds: list[float], mean_s: float) -> list[float]:
+    own_s = fmean(seconds) if seconds else 0.0
+    return [mean_s * each / own_s if own_s > 0 else mean_s for each in seconds]
 
 
 def ceiling_interval(accounts: Accounts, costs: Costs, blocks: dict[str, list[float]]) -> tuple[float, float]:
     """95 % interval of `together` over `step`, from the blocks of a run."""
     replayed = _block_means([turn.step_s for turn in accounts.of(REPLAY)])
-    steps = np.maximum(LEAST_S, replayed or blocks["compute"])
-    together = np.maximum(LEAST_S, _totals(blocks))
-    low, high = speedup_interval(together, steps) if replayed else speedup_interval(together / steps)
+    steps, together = ([max(LEAST_S, each) for each in seconds] for seconds in (blocks["compute"], _totals(blocks)))
+    if replayed:
+        low, high = speedup_interval(together, [max(LEAST_S, each) for each in replayed])
+    else:
+        low, high = speedup_interval(all_s / step_s for all_s, step_s in zip(together, steps, strict=True))
     point = costs.together / costs.step
     return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
 
@@ -105,9 +122,13 @@ def _compare_times(runs: list[dict[str, Any]], disturbed: bool) -> str:
         return "time: not compared, since the machines differ; shares are"
     sizes = [run["settings"].get("batch_size") for run in runs]
     per, counts = ("an image", sizes) if all(sizes) else ("a batch", [1, 1])
-    seconds = [_totals(run["blocks_s"]) / count for run, count in zip(runs, counts, strict=True)]
-    low, high = speedup_interval(1 / seconds[1], 1 / seconds[0], confidence=_CONFIDENCE)
-    ratio = speedup_of(1 / seconds[1], 1 / seconds[0])
+    seconds = [
+        [max(LEAST_S, each) / count for each in _totals(run["blocks_s"])]
+        for run, count in zip(runs, counts, strict=True)
+    ]
+    earlier, later = ([1 / each for each in of_run] for of_run in seconds)
+    low, high = speedup_interval(later, earlier, confidence=_CONFIDENCE)
+    ratio = speedup_of(later, earlier)
     verdict = "faster" if low > 1 + MIN_SHARE else "slower" if high < 1 / (1 + MIN_SHARE) else "inconclusive"
     verdict = "inconclusive" if disturbed else verdict
     own, other = (f"{1e3 * speedup_of(values):.4g} ms" for values in seconds)  # trimmed, so that the ratio is theirs
@@ -123,7 +144,7 @@ def _compare_shares(runs: list[dict[str, Any]], disturbed: bool) -> Iterator[str
         if name != "waiting" and (name == "compute" or max(_known(before, name), _known(after, name)) < MIN_SHARE):
             continue
         change = _known(after, name) - _known(before, name)
-        low, high = _interval_of_difference(own, other)
+        low, high = interval_of_means(other, own, confidence=_CONFIDENCE)
         low, high = min(low, change), max(high, change)
         verdict = "more" if low > MIN_SHARE else "less" if high < -MIN_SHARE else "inconclusive"
         verdict = "inconclusive" if disturbed else verdict
@@ -137,24 +158,16 @@ def _known(run: dict[str, Any], name: str) -> float:
     return 1 - run["shares"]["compute"] if name == "waiting" else run["shares"][name]
 
 
-def _totals(blocks: dict[str, list[float]]) -> np.ndarray:
-    return np.sum([*blocks.values()], axis=0)
+def _totals(blocks: dict[str, list[float]]) -> list[float]:
+    return [*map(math.fsum, zip(*blocks.values(), strict=True))]
 
 
-def _share_in_blocks(run: dict[str, Any], name: str = "waiting") -> np.ndarray:
+def _share_in_blocks(run: dict[str, Any], name: str = "waiting") -> list[float]:
     """The share of a cause in each block of a run; of all waiting, by that name."""
     blocks = run["blocks_s"]
-    total = _totals(blocks)
-    return 1 - np.array(blocks["compute"]) / total if name == "waiting" else np.array(blocks[name]) / total
-
-
-def _interval_of_difference(own: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    if min(len(own), len(other)) < 2:
-        return float("nan"), float("nan")
-    if np.ptp(own) == np.ptp(other) == 0:
-        return (float(other[0] - own[0]),) * 2
-    low, high = stats.ttest_ind(other, own, equal_var=False).confidence_interval(_CONFIDENCE)
-    return float(low), float(high)
+    pairs = zip(blocks["compute" if name == "waiting" else name], _totals(blocks), strict=True)
+    shares = [each_s / max(LEAST_S, all_s) for each_s, all_s in pairs]
+    return [1 - share for share in shares] if name == "waiting" else shares
 
 
 def judge_budget(run: dict[str, Any], budget: Mapping[str, float]) -> list[str]:
@@ -172,7 +185,6 @@ def judge_budget(run: dict[str, Any], budget: Mapping[str, float]) -> list[str]:
         if len(shares) < 2:
             said.append(f"the budget {name}={most:.1%} cannot be judged: too few batches were seen")
             continue
-        error = stats.sem(shares) * stats.t.ppf((1 + _CONFIDENCE) / 2, len(shares) - 1)
-        if shares.mean() - error > most:
+        if interval_of_means(shares, confidence=_CONFIDENCE)[0] > most:
             said.append(f"over the budget: {name} is {_known(run, name):.1%} of the time, and may be {most:.1%}")
     return said

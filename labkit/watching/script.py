@@ -10,7 +10,6 @@ import fcntl
 import functools
 import importlib.util
 import io
-import math
 import os
 import pkgutil
 import re
@@ -264,8 +263,8 @@ class Terminal:
             *(f"{name:<10} {share:6.1%}  {'#' * round(_BAR * share)}" for name, share in report.shares.items()),
             *report.sentences, *report.line_sentences,
             *(f"Then: {other}" for other in report.recommendations[1:] if report.n_batches >= FEW),
-            *report.resource_sentences, *_aligned(report.loaders),
-            *(_aligned(report.ranks) if report.ranks is not None else ()),
+            *report.resource_sentences, *_aligned(report.tables["loaders"]),
+            *(_aligned(report.tables["ranks"]) if "ranks" in report.tables else ()),
         ]  # fmt: skip
         self.stream.write("".join(f"{line}\n" for line in said))
 
@@ -306,15 +305,11 @@ def _copied(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE[-1])
 
 
-def _aligned(frame: Any) -> list[str]:
+def _aligned(table: list[dict[str, Any]]) -> list[str]:
     """The rows of a table, below its header."""
-    rows = [[*map(str, frame.columns)]]
-    rows += [
-        [("-" if math.isnan(value) else rounded(value)) if isinstance(value, float) else str(value) for value in row]
-        for row in frame.itertuples(index=False)  # not `values`: among numbers alone, whole ones would be floats
-    ]
+    rows = [[*table[0]], *([_cell(value) for value in row.values()] for row in table)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = [name in ("loader", "role") for name in frame.columns]
+    texts = [name in ("loader", "role") for name in table[0]]
     return [
         "  ".join(f"{cell:{'<' if text else '>'}{width}}" for cell, width, text in zip(row, widths, texts, strict=True))
         for row in rows
@@ -335,3 +330,9 @@ class ProgressLine(Control):
                 waited_s = sum(batch.received_s - batch.asked_s for batch in batches[1:])
                 share = waited_s / max(1e-9, batches[-1].received_s - batches[0].received_s)
                 self._terminal.tell(f"{seen.kind}, batch {seen.n_batches}; waiting {share:.0%} of the time")
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return "-"
+    return rounded(value) if isinstance(value, float) else str(value)

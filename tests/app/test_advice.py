@@ -10,18 +10,17 @@ import sys
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.app.gone import GONE
 from labkit.app.notebooks import find_notebooks
 from labkit.course.results import known_results
 from labkit.peers.command import GONE_NAMES
 from labkit.peers.photos import sample_photos
 from tests.image_files import write_pictures
-from tests.paths import REPO
+from tests.paths import REPO, invoke
 from tests.tars import make_tar
 
 TRAIN = """
@@ -39,7 +38,7 @@ print(sys.argv[1:])
 
 def run(*words):
     """What a command says, and its status."""
-    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "500"})
+    done = invoke(main, [str(word) for word in words], env={"COLUMNS": "500"})
     return done.output, done.exit_code
 
 

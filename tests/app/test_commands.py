@@ -8,15 +8,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
 from labkit.app import cli, doctor, notebooks
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.app.gone import GONE
 from labkit.util.machine import env_id
-from tests.paths import REPO, contents
+from tests.paths import REPO, contents, invoke
 from tests.stalling import stopped_time
 
 COMMANDS = {
@@ -25,7 +24,7 @@ COMMANDS = {
 
 
 def run(*arguments, **variables):
-    return CliRunner().invoke(app, list(map(str, arguments)), env=variables)
+    return invoke(main, list(map(str, arguments)), env=variables)
 
 
 class TestInstalledCommand:
@@ -54,7 +53,7 @@ class TestInstalledCommand:
         assert (done.returncode, done.stdout) == (0, f"labkit {lk.__version__}\n")
         assert f'version = "{lk.__version__}"' in (REPO / "pyproject.toml").read_text()
         done = labkit("--help")
-        assert re.search(r"Usage: labkit \[OPTIONS\] COMMAND", done.stdout), done.stdout
+        assert re.search(r"usage: labkit \[-h\] \[--version\] COMMAND", done.stdout), done.stdout
         assert set(re.findall(r"^\W*(\w+)  ", done.stdout, re.M)) >= COMMANDS
 
 
@@ -62,7 +61,7 @@ class TestInstalledCommand:
 def test_every_command_has_help(command):
     result = run(command, "--help", COLUMNS="120")
     assert result.exit_code == 0
-    assert re.search(rf"Usage: \w+ {command} ", result.output)
+    assert re.search(rf"usage: labkit {command} ", result.output)
 
 
 def test_what_needs_no_library_starts_without_them():
@@ -70,11 +69,12 @@ def test_what_needs_no_library_starts_without_them():
     code = (
         "import sys, labkit.app.cli as cli\n"
         "for argument in ('list', '--help'):\n"
-        "    try: cli.app([argument])\n"
-        f"    except SystemExit as end: print(end.code, sorted({heavy} & sys.modules.keys()))"
+        "    try: print(cli.main([argument]), end='')\n"
+        "    except SystemExit as end: print(end.code, end='')\n"
+        f"    print(sorted({heavy} & sys.modules.keys()))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^\d+ \[.*$", said, re.M) == ["0 []", "0 []"]
+    assert re.findall(r"^(?:None|\d+)\[.*$", said, re.M) == ["None[]", "0[]"]
     assert "00_measure" in said
     assert "tour" in said
 
@@ -247,7 +247,10 @@ class TestWhatIsGone:
             assert result.output == f"labkit: `{name}` is gone: {GONE[name]}\n"
 
     def test_what_never_was_is_refused_as_ever(self):
-        for words, message in ((["list", "--nothing"], "No such option: --nothing"), (["no"], "No such command 'no'")):
+        for words, message in (
+            (["list", "--nothing"], "unrecognized arguments: --nothing"),
+            (["no"], "invalid choice: 'no'"),
+        ):
             result = run(*words)
             assert result.exit_code == 2
             assert message in result.output

@@ -6,12 +6,11 @@ from html import unescape
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.app.site import build_site
-from tests.paths import REPO
+from tests.paths import REPO, invoke
 
 for module in ("sphinx", "myst_nb", "pydata_sphinx_theme"):
     pytest.importorskip(module, reason=f"{module} is missing: python -m pip install -e '.[site]'")
@@ -84,12 +83,12 @@ def test_a_file_that_a_reader_put_into_the_site_is_not_lost(site, notebooks, tmp
 
 def test_a_missing_package_names_the_extra_and_a_folder_with_something_else_is_refused(monkeypatch, tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    result = CliRunner().invoke(app, ["site", str(tmp_path)])
+    result = invoke(main, ["site", str(tmp_path)])
     assert result.exit_code == 2
     assert "thesis.tex" in result.output
     assert "name another folder" in result.output
     monkeypatch.setattr("labkit.app.site.find_spec", lambda name: None if name == "myst_nb" else name)
-    result = CliRunner().invoke(app, ["site", str(tmp_path / "site")])
+    result = invoke(main, ["site", str(tmp_path / "site")])
     assert result.exit_code == 2
     assert 'labkit site needs myst_nb: python -m pip install -e ".[site]"' in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

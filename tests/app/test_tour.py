@@ -14,18 +14,17 @@ import psutil
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
-from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
 from labkit.app import notebooks, recording, storing, tour
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.app.jupyter import RecordingKernelManager
 from labkit.app.notebooks import Notebook, execute, find_notebooks
 from labkit.measure.frames import load_frame
 from labkit.measure.recorder import current_recorder
 from labkit.util.machine import env_id
-from tests.paths import contents
+from tests.paths import contents, invoke
 
 
 class TestFinding:
@@ -96,7 +95,7 @@ def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_
     monkeypatch.setenv("TQDM_DISABLE", "0")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab / "compiled"))  # torch sets it where it is missing
     before = dict(os.environ)
-    result = CliRunner().invoke(app, ["tour", "--only", "11,13"])
+    result = invoke(main, ["tour", "--only", "11,13"])
     assert result.exit_code == 1
     assert dict(os.environ) == before
     assert "1 of 2 notebooks ran" in result.output
@@ -127,7 +126,7 @@ def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_
 def test_a_tour_whose_results_cannot_be_kept_says_so_before_it_begins(lab, monkeypatch):
     monkeypatch.setattr(tour, "make_scale_photos", lambda: pytest.fail("it begins"))
     (lab / "results").touch()
-    result = CliRunner().invoke(app, ["tour", "--only", "10"])
+    result = invoke(main, ["tour", "--only", "10"])
     assert result.exit_code == 2
     assert re.search(r"^labkit: .*results/.* cannot be written to .*: run labkit in another folder", result.stderr)
 
@@ -162,7 +161,7 @@ from labkit.app import cli, notebooks, tour
 notebooks.find_notebooks.__defaults__ = ("", pathlib.Path("notebooks"))
 tour.make_scale_photos = lambda: None
 sys.argv = ["labkit", "tour", "--only", "13,10"]
-cli.app()
+cli.main()
 """
 
 
@@ -300,7 +299,7 @@ class TestStoringATour:
 
     def test_a_part_cannot_be_stored(self, lab):
         before = contents(lab)
-        result = CliRunner().invoke(app, ["tour", "--store", "--only", "10"])
+        result = invoke(main, ["tour", "--store", "--only", "10"])
         assert (result.exit_code, len(result.output.splitlines())) == (2, 1)
         assert "--store and --only 10 exclude each other: all notebooks are stored, or none" in result.output
         assert contents(lab) == before

@@ -5,15 +5,14 @@ import re
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.course import ledger, results, starting
 from labkit.course.results import Ratio, Result, known_results, stored_results
 from labkit.measure.recorder import RESULTS_VARIABLE
-from tests.paths import REPO
+from tests.paths import REPO, invoke
 
 IDS = [
     "sizes-4000-20min", "sizes-6x", "workers-clamp", "persistent-zero", "marigold-tar", "decode-pil", "decode-cv2",
@@ -162,7 +161,7 @@ class TestClaims:
     @pytest.mark.parametrize("columns", ["60", "100", "300"])
     def test_the_command_tells_each_claim_in_lines_that_fit(self, found, columns, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
-        told = CliRunner().invoke(app, ["claims"])
+        told = invoke(main, ["claims"])
         assert told.exit_code == 0
         assert [claim.id for claim in ledger.LEDGER if not re.search(rf"^{claim.id} ", told.output, re.MULTILINE)] == []
         widest = max(map(len, told.output.splitlines()))
@@ -170,7 +169,7 @@ class TestClaims:
         assert re.search(rf"^{len(ledger.LEDGER)} claims: \d+ holds", told.output, re.MULTILINE)
 
     def test_the_command_refuses_a_folder_without_results(self, tmp_path):
-        told = CliRunner().invoke(app, ["claims", "--results", str(tmp_path)])
+        told = invoke(main, ["claims", "--results", str(tmp_path)])
         assert told.exit_code == 2
         assert "no results of this machine" in told.output
 

@@ -20,16 +20,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.data import decode
 from labkit.data.labels import LabelWarning
 from labkit.data.samples import make_depth
 from labkit.data.tar_stream import convert_tar
 from tests.image_files import write_pictures
-from tests.paths import SCRIPTS, contents, run_script
+from tests.paths import SCRIPTS, contents, invoke, run_script
 from tests.serving import Quiet, serving
 from tests.tars import make_tar
 
@@ -77,7 +76,7 @@ def test_a_compressed_tar_is_unpacked_by_the_command_that_is_named(photos, tar, 
     said = refused(lambda: list(lk.open_store(packed).keys()))
     command = said.partition("onvert it: ")[2]
     if command.startswith("python -m labkit "):
-        assert CliRunner().invoke(app, shlex.split(command)[3:]).exit_code == 0
+        assert invoke(main, shlex.split(command)[3:]).exit_code == 0
     else:
         subprocess.run(shlex.split(command), check=True, capture_output=True)
     assert labels(f"{packed}.tar") == labels(photos)

@@ -18,9 +18,8 @@ from unittest.mock import Mock
 
 import pytest
 import tqdm
-from typer.testing import CliRunner
 
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.data.extract import WORK, extract_tars
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
@@ -28,7 +27,7 @@ from tests.children import in_children
 from tests.full_disk import full_disk
 from tests.hardening.inputs import tar_bytes
 from tests.killing import killed_at_every_moment
-from tests.paths import contents
+from tests.paths import contents, invoke
 from tests.tars import listed, make_tar, member, numbered_files
 
 quietly = partial(extract_tars, progress=False)
@@ -455,9 +454,9 @@ def test_killed_at_any_moment_or_run_twice_at_once_the_tar_is_whole(tmp_path):
 
 def test_the_command_converts_or_fails_in_one_line(tmp_path):
     data, source, target = plain_tar(tmp_path), tmp_path / "set.tar.gz", tmp_path / "set.tar"
-    failed = CliRunner().invoke(app, ["convert", str(source), str(target)])
+    failed = invoke(main, ["convert", str(source), str(target)])
     assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
     assert "set.tar.gz" in failed.stderr
     source.write_bytes(gzip.compress(data))
-    assert CliRunner().invoke(app, ["convert", str(source), str(target)]).exit_code == 0
+    assert invoke(main, ["convert", str(source), str(target)]).exit_code == 0
     assert target.read_bytes() == data

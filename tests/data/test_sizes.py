@@ -10,7 +10,8 @@ from PIL import Image
 
 from labkit import collect_sizes
 from labkit.data.headers import read_header
-from labkit.data.sizes import Readers, choose_readers, disk_under, parse_cache_name, read_headers, sizes_from_caches
+from labkit.data.sizes import Readers, choose_readers, parse_cache_name, read_headers, sizes_from_caches
+from labkit.util.machine import disk_under
 from tests.image_files import encoded, write_pictures
 from tests.paths import run_script
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.data import tiles
 from labkit.data.decode import missing_decoders
 from labkit.data.partial_jpeg import LIBRARY_VARIABLE, WholeDecoder, without_segments
@@ -26,6 +25,7 @@ from tests.data.test_partial_jpeg import jpeg, needs_library, random_crops, whol
 from tests.image_files import encoded, write_pictures
 from tests.jpeg_files import jpeg_of_each_process
 from tests.memory_store import MemoryStore
+from tests.paths import invoke
 
 JPEGTRAN = shutil.which("jpegtran")
 needs_jpegtran = pytest.mark.skipif(not JPEGTRAN, reason="apt-get install libjpeg-turbo-progs")
@@ -464,13 +464,13 @@ class TestShortSide:
         for key, data in photos_of_many_sizes().files.items():
             write_atomic(photos / key, data)
         command = ["convert", "--to", "tiles", "--short-side", "96", str(photos), str(tmp_path / "tiled")]
-        done = CliRunner().invoke(app, command)
+        done = invoke(main, command)
         assert done.exit_code == 0, done.output
         assert "10 tiled, 4 copied as they are" in done.output
         command[4] = "128"
-        again = CliRunner().invoke(app, command)
+        again = invoke(main, command)
         assert "--short-side 96, not 128" in again.output
-        refused = CliRunner().invoke(app, ["convert", "--short-side", "96", str(photos), str(tmp_path / "x.tar")])
+        refused = invoke(main, ["convert", "--short-side", "96", str(photos), str(tmp_path / "x.tar")])
         assert "pass --to tiles" in refused.output
         assert 0 not in (refused.exit_code, again.exit_code)
 
@@ -480,11 +480,11 @@ def test_the_command_says_what_it_did(tmp_path):
     photos = tmp_path / "photos"
     for key, data in photos_of_many_kinds().files.items():
         write_atomic(photos / key, data)
-    done = CliRunner().invoke(app, ["convert", "--to", "tiles", str(photos), str(tmp_path / "tiled")])
+    done = invoke(main, ["convert", "--to", "tiles", str(photos), str(tmp_path / "tiled")])
     assert done.exit_code == 0, done.output
     assert "10 tiled" in done.output
     assert re.search(r"copied as they are \(see tiles.json\); \d of these damaged, such as \S+", done.output)
-    again = CliRunner().invoke(app, ["convert", "--to", "tile", str(photos), str(tmp_path / "tiled")])
+    again = invoke(main, ["convert", "--to", "tile", str(photos), str(tmp_path / "tiled")])
     assert again.exit_code != 0
     assert "tar, tiles" in again.output
 

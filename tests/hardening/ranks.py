@@ -19,13 +19,13 @@ from typing import Any
 
 import psutil
 import torch
-import typer
 from PIL import Image
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import labkit as lk
+from labkit.app.commands import Parser, call
 from tests.image_files import encoded
 from tests.paths import REPO
 
@@ -138,4 +138,4 @@ def run(root: Path | None = None, kind: str = "", kill_rank: int = -1, world_siz
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    call(Parser().add(run).parse_args())

@@ -18,9 +18,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import labkit as lk
+from labkit.app.commands import Parser, call
 from labkit.util.files import write_atomic
 
 N_PHOTOS, BATCH_SIZE = 96, 4
@@ -118,4 +117,4 @@ def run(kills: int = 200, seed: int = 0, only: str = "") -> None:
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    call(Parser().add(run).parse_args())

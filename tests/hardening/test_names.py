@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 from PIL import Image
-from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
@@ -28,7 +27,7 @@ from tests.hardening.inputs import files_of, image_bytes
 from tests.hardening.searches import fewer
 from tests.image_files import encoded
 from tests.memory_store import MemoryStore
-from tests.paths import contents, run_script
+from tests.paths import contents, invoke, run_script
 from tests.tars import make_tar
 
 # What a shell would run, an option parser take for an option, a path or URL parser split, or an encoding lose.
@@ -178,7 +177,7 @@ def test_all_that_labkit_writes_lies_where_it_was_told_and_is_read_again(
     run("collect_sizes", photos, sizes / f"{stem}.csv")
     make_tar(packed, tree, "w:gz")
     relative = [os.path.join("./~" if folder == "~" else folder, path.name) for path in (packed, plain)]
-    result = CliRunner().invoke(cli.app, ["convert", "--", *relative], catch_exceptions=False)
+    result = invoke(cli.main, ["convert", "--", *relative])
     assert result.exit_code == 0, result.output
     assert files_of(lk.open_store(str(plain))) == tree
     run("make_shards", plain, shards := root / "shards")

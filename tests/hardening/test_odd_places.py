@@ -12,7 +12,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import labkit as lk
 from labkit import course
@@ -20,7 +19,7 @@ from labkit.app import cli
 from labkit.util.files import path_from_key
 from labkit.util.process import print_utf8
 from tests.hardening.inputs import files_of
-from tests.paths import REPO, SCRIPTS
+from tests.paths import REPO, SCRIPTS, invoke
 
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "LABKIT_HOME", "MPLCONFIGDIR")
@@ -110,7 +109,7 @@ def test_the_place_is_as_odd_as_it_should_be(tmp_path):
 def test_a_tour_without_a_home_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_HOME", "/proc/labkit")  # not even root makes a folder there
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.app, ["tour", "--only", "00"])
+    result = invoke(cli.main, ["tour", "--only", "00"])
     assert result.exit_code == 2
     assert result.stderr.startswith("labkit: /proc/labkit cannot be written to")
     assert "LABKIT_HOME" in result.stderr

@@ -2,7 +2,7 @@
 
     python -m tests.hardening.versions lowest  # the lowest that pyproject.toml allows
     python -m tests.hardening.versions newest
-    python -m tests.hardening.versions bare    # the newest, without extras: only labkit and what runs tests
+    python -m tests.hardening.versions bare    # the newest, without other extras: only the lab and what runs tests
     python -m tests.hardening.versions newest tests/data/test_decode.py --durations=5
 
 Run it from the repository's root. Further arguments go to pytest; uv's own variables work too.
@@ -14,11 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis", "mypy"]
+RUNNERS = ["pytest", "pytest-timeout", "pytest-xdist", "nbval", "hypothesis", "mypy", "psutil"]
 INSTALLED = {
     "lowest": ["--resolution", "lowest-direct", "-e", ".[test]"],
     "newest": ["-e", ".[test]"],
-    "bare": ["-e", ".", *RUNNERS],
+    "bare": ["-e", ".[lab]", *RUNNERS],
 }
 NAMED = ("torch", "torchvision", "torchcodec", "numpy", "pandas", "scipy", "pillow")
 UNSET = ("PYTHONPATH", "VIRTUAL_ENV", "LABKIT_SCALE")  # in the environment of the tests

@@ -20,8 +20,9 @@ from labkit.errors import VariantError
 from labkit.measure import compare as rounds_of, frames
 from labkit.measure.compare import Stopping
 from labkit.measure.frames import COLUMNS
+from labkit.measure.intervals import side_of_one, speedup_interval
 from labkit.measure.recorder import set_recorder
-from labkit.measure.statistics import quiet_summary, side_of_one, speedup_interval
+from labkit.measure.statistics import quiet_summary
 from labkit.measure.steady import page_cache_state
 from labkit.measure.usage import PeakMemory
 from labkit.util.machine import env_id

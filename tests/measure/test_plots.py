@@ -19,7 +19,8 @@ import labkit as lk
 from labkit import course
 from labkit.course import ladder
 from labkit.measure import plots
-from labkit.measure.statistics import format_ratio, quiet_summary
+from labkit.measure.intervals import format_ratio
+from labkit.measure.statistics import quiet_summary
 
 PIL, SAME = [100, 104, 98, 101, 99], [99, 103, 100, 101, 98]
 FAST = [2 * rate for rate in PIL]

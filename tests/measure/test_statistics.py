@@ -10,8 +10,8 @@ from scipy import stats
 
 import labkit as lk
 from labkit import course
-from labkit.measure import statistics
-from labkit.measure.statistics import format_ratio, paired_ratios, quiet_summary, side_of_one, speedup_interval
+from labkit.measure.intervals import format_ratio, side_of_one, speedup_interval, speedup_of, t_quantile
+from labkit.measure.statistics import paired_ratios, quiet_summary
 from labkit.util.machine import env_id
 
 LOGS = np.array([0.1, 0.4, 0.2, 0.35, 0.15])
@@ -25,7 +25,7 @@ class TestIntervals:
             student = stats.ttest_1samp(logs, 0).confidence_interval(1 - (1 - confidence) / n_looks)
             found = speedup_interval(np.exp(logs), confidence=confidence, n_looks=n_looks)
             assert found == pytest.approx(np.exp(student))
-            assert statistics.speedup_of(np.exp(logs)) == pytest.approx(stats.gmean(np.exp(logs)))
+            assert speedup_of(np.exp(logs)) == pytest.approx(stats.gmean(np.exp(logs)))
 
     @pytest.mark.parametrize("n", [8, 9, 10, 23])
     def test_from_eight_rounds_on_are_trimmed_by_a_fifth_at_either_end(self, n):
@@ -36,7 +36,11 @@ class TestIntervals:
         center = stats.trim_mean(logs, 0.2)
         expected = stats.t(kept - 1, center, error).interval(0.95)
         assert speedup_interval(np.exp(logs)) == pytest.approx(np.exp(expected))
-        assert statistics.speedup_of(np.exp(logs)) == pytest.approx(np.exp(center))
+        assert speedup_of(np.exp(logs)) == pytest.approx(np.exp(center))
+
+    @given(st.floats(0.5, 0.999), st.floats(1, 1e7))
+    def test_have_scipys_quantiles(self, probability, degrees):
+        assert t_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=3e-4, abs=1e-9)
 
     def test_of_a_long_comparison_are_not_widened_by_a_burst(self):
         disturbed = np.random.default_rng(1).normal(0, 0.02, 12)
@@ -61,7 +65,7 @@ class TestIntervals:
         found = speedup_interval(np.array(rates), np.array(others), confidence=confidence)
         assert found == pytest.approx(np.exp(expected))
         center = stats.trim_mean(logs, trim) - stats.trim_mean(log_others, trim)
-        assert statistics.speedup_of(np.array(rates), np.array(others)) == pytest.approx(np.exp(center))
+        assert speedup_of(np.array(rates), np.array(others)) == pytest.approx(np.exp(center))
         for samples in (np.array(rates), np.ones(1)), (np.ones(1), np.array(rates)):
             assert np.isnan(speedup_interval(*samples)).all()
 
@@ -214,7 +218,7 @@ class TestNotes:
         ],
     )
     def test_name_who_else_had_the_cores(self, frame_of, monkeypatch, steady_s, steal_s, others_cpu_s, note):
-        monkeypatch.setattr(statistics, "usable_cores", lambda: 2)
+        monkeypatch.setattr("labkit.measure.statistics.usable_cores", lambda: 2)
         runs = frame_of({"a": [1, 1, 1], "b": [2, 2, 2]}, "a").assign(steal_s=steal_s, others_cpu_s=others_cpu_s)
         runs = runs.assign(steady_s=steady_s, first_batch_s=9.0, is_steady=True)
         assert quiet_summary(runs).note["b"] == note

@@ -15,9 +15,8 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.course import (
     PEERS,
     Peer,
@@ -48,6 +47,7 @@ from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, PROFILE
 from labkit.peers.ranking import leaders, left_out, peer_table
 from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
+from tests.paths import invoke
 from tests.timing import leave_memory_out
 
 cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))  # hosts cannot import test modules
@@ -284,7 +284,7 @@ def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on
 def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "NAIVE", replace(NAIVE, name="breaks at check"))
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["peers", "--only", "timm", "--rounds", "2"])
+    done = invoke(main, ["peers", "--only", "timm", "--rounds", "2"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert "breaks at check, which all others are compared with, does not run: broke at check" in done.output
 
@@ -474,7 +474,7 @@ def test_stored_figures_of_another_meaning_are_refused(frame, tmp_path, monkeypa
 
 def test_the_list_names_everyone_and_how_to_install(monkeypatch):
     monkeypatch.setitem(PEERS, "nobody's", fake("nobody's", modules=("no_such_module_here",)))
-    done = CliRunner().invoke(app, ["peers", "--list"])
+    done = invoke(main, ["peers", "--list"])
     assert done.exit_code == 0
     assert all(name in done.output for name in (*PEERS, *CLASSES))
     assert all(peer.published in done.output for peer in PEERS.values())
@@ -494,7 +494,7 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
 )
 def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["peers", *arguments.split()])
+    done = invoke(main, ["peers", *arguments.split()])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert re.search(said, done.output)
 
@@ -503,7 +503,7 @@ def test_the_classes_of_a_command_line_are_run_one_after_another(monkeypatch):
     ran = []
     monkeypatch.setattr(command, "run_peers", lambda name, **options: ran.append(name))
     for classes in ("", "all", "raw-uint8, jpeg-uint8"):
-        assert CliRunner().invoke(app, ["peers", "--class", classes]).exit_code == 0
+        assert invoke(main, ["peers", "--class", classes]).exit_code == 0
     assert ran == ["imagenet", *[name for name in CLASSES if name not in PROFILES], "raw-uint8", "jpeg-uint8"]
 
 

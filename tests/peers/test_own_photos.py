@@ -6,15 +6,15 @@ from zlib import crc32
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from labkit import FolderStore
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.course import PEERS
 from labkit.measure.frames import load_frame
 from labkit.peers import registry
 from labkit.peers.adapters.own import BASELINE, BEST_DATALOADER
 from labkit.peers.photos import sample_photos
+from tests.paths import invoke
 from tests.peers.test_compare_peers import AnsweringHost
 from tests.timing import leave_memory_out
 
@@ -110,7 +110,7 @@ def test_a_folder_without_a_photo_to_read_is_one_line(name, said, tmp_path, monk
     Path("pngs/notes").touch()
     save(Path("broken/1.jpg"), "CMYK")
     Path("broken/0.jpg").write_bytes(b"\xff\xd8 no photo")
-    done = CliRunner().invoke(app, ["peers", "--own", name, "--only", "timm"])
+    done = invoke(main, ["peers", "--own", name, "--only", "timm"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert re.search(said, done.output.strip())
 
@@ -139,7 +139,7 @@ def test_of_photos_that_take_long_there_are_fewer_rounds(tmp_path, monkeypatch):
 def test_the_command_ranks_and_prints_what_the_photos_are(mixed, tmp_path, monkeypatch):
     missing = registry.Peer("absent", "JPEG files", True, "pip install absent", ("no_such_module",), list)
     monkeypatch.setitem(PEERS, missing.name, missing)
-    done = CliRunner().invoke(app, ["peers", "--own", str(mixed), "--only", "timm,absent", "--rounds", "2"])
+    done = invoke(main, ["peers", "--own", str(mixed), "--only", "timm,absent", "--rounds", "2"])
     assert done.exit_code == 0, done.output
     assert "photos: 16 of 45 JPEGs, drawn at random with seed 0\n" in done.output
     assert "absent missing: pip install absent\n" in done.output

@@ -102,7 +102,7 @@ class TestSamples:
                 [seen] = watched.observer.loaders
                 found = watched.observer.samples(seen)
             if n_samples is None:  # they have no numbers
-                assert slow_samples(found, seen.name_of).get("slow", "") == ""
+                assert slow_samples(found, seen.name_of)[1] == ""
                 continue
             assert len(found) == n_samples, kind
             assert all(seconds >= 0 for _, seconds in found)
@@ -212,13 +212,13 @@ class TestSamples:
         Image.fromarray(pixels).save(paths[7], progressive=True)
         Image.fromarray(pixels).save(paths[3], "PNG")
         seconds = [(number, 1.0) for number in range(100)] * 2 + [(7.0, 59.0), (3.0, 29.0)]
-        found = slow_samples(seconds, lambda index: paths[int(index)])
+        samples, slow = slow_samples(seconds, lambda index: paths[int(index)])
         size = f"{os.path.getsize(paths[7]) / 1e6:.2g} MB"
         # 7 takes 61 of 288 seconds and 3 takes 31; the others 2 each
-        assert found["slow"].startswith("2 of 100 samples take 32% of the time in which samples are made: ")
-        assert f"7.jpg 2.03e+04 ms (progressive JPEG, 40 x 30, {size}), " in found["slow"]
-        assert "(PNG, 40 x 30, " in found["slow"]
-        rows = found["samples"]
+        assert slow.startswith("2 of 100 samples take 32% of the time in which samples are made: ")
+        assert f"7.jpg 2.03e+04 ms (progressive JPEG, 40 x 30, {size}), " in slow
+        assert "(PNG, 40 x 30, " in slow
+        rows = pd.DataFrame(samples)
         assert len(rows) == 20
         assert list(rows["sample"][:2]) == [paths[7], paths[3]]
         assert rows["seconds"][0] == pytest.approx(61 / 3)
@@ -229,16 +229,16 @@ class TestSamples:
     def test_that_are_pipes_are_not_opened(self, tmp_path):
         """The report of a training that hung in one would hang, too."""
         os.mkfifo(tmp_path / "0.jpg")
-        assert list(slow_samples([(0, 1.0)], lambda index: str(tmp_path / "0.jpg"))["samples"]) == [
+        [row] = slow_samples([(0, 1.0)], lambda index: str(tmp_path / "0.jpg"))[0]
+        assert list(row) == [
             "sample", "seconds", "share",
         ]  # fmt: skip
 
     def test_that_all_take_about_as_long_are_not_told(self):
-        found = slow_samples([(number, 1.0 + number / 100) for number in range(100)], str)
-        assert found["slow"] == ""
-        assert slow_samples([], str) == {}
+        assert slow_samples([(number, 1.0 + number / 100) for number in range(100)], str)[1] == ""
+        assert slow_samples([], str) == ([], "")
         # nor those of microseconds
-        assert slow_samples([(number, 1e-5 * (1 + 99 * (number == 7))) for number in range(100)], str)["slow"] == ""
+        assert slow_samples([(number, 1e-5 * (1 + 99 * (number == 7))) for number in range(100)], str)[1] == ""
 
     def test_are_in_the_report(self):
         with lk.watch() as watched:

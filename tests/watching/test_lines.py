@@ -452,5 +452,5 @@ class TestTheReport:
         assert report.to_dict()["lines"][0]["share"] == pytest.approx(6.2 / 9.95)
 
     def test_tells_none_of_less_than_samples_can_show(self):
-        assert lines_table({Line(STEP, "a", "b.py", 1): 0.1}).empty
+        assert lines_table({Line(STEP, "a", "b.py", 1): 0.1}) == []
         assert len(lines_table({Line(STEP, "a", "b.py", 1): 0.5, Line(STEP, "a", "b.py", 2): 0.001})) == 1

@@ -12,10 +12,9 @@ import pytest
 import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.util.arguments import REPORT_BEGINNINGS
 from labkit.util.files import check_own_file
@@ -23,6 +22,7 @@ from labkit.watching.findings import SHARES
 from labkit.watching.program import OVER_BUDGET, parse_budget
 from labkit.watching.runs import compare_runs, judge_budget
 from tests.pages import TEXTS, blocks
+from tests.paths import invoke
 from tests.watching.trained import ENVIRONMENT, watch_script, watched_while
 
 MACHINE = {"cpu": "one", "usable_cores": 2, "memory_gib": 8, "gpu": "", "torch": "2.14"}
@@ -127,7 +127,7 @@ class TestRuns:
         with pytest.raises(ArgumentError, match=said) as caught:
             compare_runs(tmp_path / "a.json", tmp_path / "a.json")
         assert len(str(caught.value)) < 400  # without what is in the file
-        done = CliRunner().invoke(app, ["diff", str(tmp_path / "a.json"), str(tmp_path / "none.json")])
+        done = invoke(main, ["diff", str(tmp_path / "a.json"), str(tmp_path / "none.json")])
         assert (done.exit_code, done.output.count("\n")) == (2, 1)
 
     def test_are_known_as_its_own_by_the_command_with_the_page(self, tmp_path):
@@ -148,7 +148,7 @@ class TestRuns:
         assert shares["compute"] == pytest.approx(found["shares"]["compute"], abs=0.02)
         assert (found["settings"]["batch_size"], found["settings"]["num_workers"]) == (4, 1)
         assert found["machine"]["usable_cores"] == lk.usable_cores()
-        lines = CliRunner().invoke(app, ["diff", str(path), str(path)]).output.splitlines()
+        lines = invoke(main, ["diff", str(path), str(path)]).output.splitlines()
         assert all(line.endswith("inconclusive") for line in lines if not line.startswith("disturbed"))
 
 
@@ -168,7 +168,7 @@ class TestABudget:
     def test_of_anything_else_is_refused_with_what_is_accepted(self, text):
         with pytest.raises(ArgumentError, match=r"a budget is like waiting=5%, with one of waiting, fetch.*; got"):
             parse_budget(text)
-        assert CliRunner().invoke(app, ["watch", "--budget", text, "train.py"]).exit_code == 2
+        assert invoke(main, ["watch", "--budget", text, "train.py"]).exit_code == 2
 
     def test_is_exceeded_beyond_doubt_or_cannot_be_judged(self):
         run = report(10.0)

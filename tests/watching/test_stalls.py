@@ -11,6 +11,7 @@ from statistics import fmean
 
 import cv2
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
@@ -172,7 +173,7 @@ class TestALoaderOfTheStep:
         found = lk.diagnose(wrap(DataLoader(Prepared(clock, 0.05, 400), 4)), step, batches=8, rounds=2)
         assert found.costs.making == pytest.approx(0.2, rel=1e-2)
         assert found.costs.step == pytest.approx(0.1, rel=1e-2)
-        assert found.loaders["role"].tolist() == ["training", "other"]
+        assert pd.DataFrame(found.loaders)["role"].tolist() == ["training", "other"]
 
 
 class Wrapped:

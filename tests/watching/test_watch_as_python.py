@@ -375,7 +375,7 @@ class TestReports:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ("sys.modules['pandas'] = None", "there is no report: ModuleNotFoundError"),
+            ("sys.modules['html'] = None", "there is no report: ModuleNotFoundError"),
             (
                 "import numpy, warnings\nnumpy.seterr(all='raise')\ntorch.set_default_device('meta')\n"
                 "warnings.simplefilter('error')\n"

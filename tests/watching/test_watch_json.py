@@ -13,10 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, PILToTensor, Resize
-from typer.testing import CliRunner
 
 import labkit as lk
-from labkit.app.cli import app
+from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.watching import linux
 from labkit.watching.findings import SHARES
@@ -25,7 +24,7 @@ from labkit.watching.program import OVER_BUDGET, Replay
 from labkit.watching.ranks import combine_ranks
 from labkit.watching.runs import compare_runs
 from tests.pages import TEXTS
-from tests.paths import REPO
+from tests.paths import REPO, invoke
 
 TYPES = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
 
@@ -102,7 +101,7 @@ def replayed(photos):
 
 def in_ranks(report, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("psutil.Process.children", lambda self: [self])  # the other rank runs
+    monkeypatch.setattr("labkit.watching.ranks.children", lambda parent: [parent])  # the other rank runs
     ranks = [{"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"} for rank in "01"]
     assert combine_ranks(report, ranks[1]) is None
     return combine_ranks(report, ranks[0])
@@ -199,5 +198,5 @@ def test_a_later_version_is_refused_and_one_before_versions_is_read(tmp_path):
     for use in uses():
         with pytest.raises(ArgumentError, match="schema_version 2, and this labkit reads 1 and earlier ones: upgrade"):
             use()
-    done = CliRunner().invoke(app, ["diff", str(path), str(path)])
+    done = invoke(main, ["diff", str(path), str(path)])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
