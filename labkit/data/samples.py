@@ -231,7 +231,7 @@ SIZE = (1024, 768)  # width, height: Hypersim's
 
 # Of scikit-image's pictures (a quarter of the benchmark's size), from its documentation.
 _FOCAL_PX, _PRINCIPAL_POINTS_PX, _BASELINE_MM = 994.978, 31.086, 193.001
-_FRAMES_PER_SCENE = 100  # as in Hypersim
+_VIEWS_PER_SCENE = 100  # as in Hypersim
 
 
 def make_depth(
@@ -289,10 +289,10 @@ def make_depth(
 
 
 def pair_names(number: int) -> tuple[str, str]:
-    """Names of the photo and of its depth, as in Hypersim: up to 100 frames per scene, 999 scenes per volume."""
-    scene, frame = divmod(number, _FRAMES_PER_SCENE)
+    """Names of the photo and of its depth, as in Hypersim: up to 100 views per scene, 999 scenes per volume."""
+    scene, view_number = divmod(number, _VIEWS_PER_SCENE)
     volume, scene = divmod(scene, 999)
-    folder, view = f"ai_{volume + 1:03d}_{scene + 1:03d}", f"cam_00_fr{frame:04d}.png"
+    folder, view = f"ai_{volume + 1:03d}_{scene + 1:03d}", f"cam_00_fr{view_number:04d}.png"
     return f"{folder}/rgb_{view}", f"{folder}/depth_plane_{view}"
 
 
