@@ -46,7 +46,6 @@ from labkit.loading.seeding import SeededIndices, derived_seed
 from labkit.loading.torch_loader import cores_per_rank
 from labkit.util.arguments import (
     kind_of,
-    refuse_removed,
     require_choice,
     require_flag,
     require_fraction,
@@ -54,6 +53,7 @@ from labkit.util.arguments import (
     require_range,
     require_seed,
 )
+from labkit.util.gone import refuse_arguments
 from labkit.util.process import PerProcess, use_one_torch_thread
 
 
@@ -185,7 +185,7 @@ class BatchLoader(Labeled, Resumable):
         transform: Callable[[Any], Any] | None = None,
         **removed: Never,
     ):
-        refuse_removed("BatchLoader", removed)
+        refuse_arguments("BatchLoader", removed)
         self.batch_size = batch_size = require_int("batch_size", batch_size)
         self.size = size
         self._seed = seed = require_seed(seed)
