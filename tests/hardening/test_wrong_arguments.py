@@ -231,10 +231,9 @@ def test_the_ends_of_the_range_are_seeds_everywhere(place, monkeypatch, tmp_path
     "call",
     [
         lambda **values: batch(dtype=torch.float32, **values),
-        lambda **values: Recipe(**values),
         lambda **values: first(lk.BatchLoader(lk.PixelStore("photos.pixels"), size=8, dtype=torch.float16, **values)),
     ],
-    ids=["BatchLoader", "Recipe", "pixels"],
+    ids=["BatchLoader", "pixels"],
 )
 def test_means_and_deviations_of_values_to_255_are_refused(place, monkeypatch, call):
     monkeypatch.chdir(place)
