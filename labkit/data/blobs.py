@@ -5,10 +5,8 @@ less of a core (0.4 ms a request of 10 kB, as urllib3) and does not retry, bound
 the file has changed between two requests.
 """
 
-import ctypes
 import io
 import logging
-import mmap
 import os
 import re
 import stat
@@ -20,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
-
-import numpy as np
 
 from labkit.errors import (
     ArgumentError,
@@ -458,23 +454,3 @@ def evict(paths: Iterable[os.PathLike]) -> int:
         finally:
             os.close(descriptor)
     return total
-
-
-def resident_fraction(paths: Iterable[os.PathLike]) -> float:
-    """Share of the files' pages that are in the page cache, 0.0 to 1.0, by mincore(2).
-
-    >>> resident_fraction(lk.FolderStore("photos").paths())
-    1.0
-    """
-    resident = pages = 0
-    for path in paths:
-        if not (size := os.path.getsize(path)):
-            continue
-        flags = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as view:
-            # NumPy gives the address of a read-only mapping; ctypes' from_buffer needs a writable one.
-            address = ctypes.c_void_p(np.frombuffer(view, np.uint8).ctypes.data)
-            if ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(size), flags.ctypes):
-                raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
-        resident, pages = resident + int((flags & 1).sum()), pages + len(flags)
-    return resident / pages if pages else 0.0

@@ -30,11 +30,11 @@ from torchvision.transforms import v2
 from labkit import BatchLoader, FolderStore, PixelStore
 from labkit.course import evict
 from labkit.data import pixels
-from labkit.data.blobs import resident_fraction
 from labkit.errors import ItemErrors, PixelError
 from tests.children import in_children
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
+from tests.page_cache import resident_fraction
 
 # As if its classes stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -225,18 +225,6 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path):
         PixelStore(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"nothing does not exist: make it with labkit.PixelStore.build"):
         PixelStore(tmp_path / "nothing")
-
-
-def test_verify_names_the_damaged_images(store, tmp_path):
-    store.verify(progress=False)
-    data = bytearray(store.path.read_bytes())
-    offsets = struct.unpack_from("<10Q", data, 128)
-    for index in (2, 7):
-        data[offsets[index] + 2] ^= 16
-    (tmp_path / "damaged").write_bytes(data)
-    with pytest.raises(PixelError, match=r"damaged is damaged in 2 of 10 images .*build it again") as failure:
-        PixelStore(tmp_path / "damaged").verify(progress=False)
-    assert f"({store.keys[2]}, {store.keys[7]})" in str(failure.value)
 
 
 def test_a_file_that_is_cut_or_replaced_while_it_is_read_is_an_error_and_no_crash(pictures, store, tmp_path):

@@ -31,7 +31,6 @@ from labkit import (
     open_store,
 )
 from labkit.course import evict
-from labkit.data.blobs import resident_fraction
 from labkit.data.labels import labels_of
 from labkit.data.shards_write import member_names, store_key
 from labkit.data.stores import HasSizes, Store
@@ -39,6 +38,7 @@ from labkit.errors import TarError
 from labkit.measure.usage import tree_usage
 from tests.children import in_children
 from tests.image_files import KEYS, encoded, put_in_memory, read_all
+from tests.page_cache import resident_fraction
 from tests.paths import REPO
 from tests.tars import make_tar
 

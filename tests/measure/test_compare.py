@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit import course
-from labkit.data.blobs import resident_fraction
 from labkit.errors import VariantError
 from labkit.measure import compare as rounds_of, frames
 from labkit.measure.compare import Stopping
@@ -26,6 +25,7 @@ from labkit.measure.steady import page_cache_state
 from labkit.measure.usage import PeakMemory
 from labkit.util.machine import env_id
 from tests.loaders import Numbers, eventually, loader_of, new_threads
+from tests.page_cache import resident_fraction
 from tests.timing import Clock
 
 pytestmark = pytest.mark.usefixtures("unsampled")
