@@ -1,4 +1,4 @@
-"""The page cache, as mincore(2) sees it."""
+"""The page cache: what is in it, and files that it drops."""
 
 import ctypes
 import mmap
@@ -8,8 +8,17 @@ from collections.abc import Iterable
 import numpy as np
 
 
+def evict(paths: Iterable[os.PathLike]) -> None:
+    """Ask the kernel to drop these files."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)  # only clean pages can be dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
 def resident_fraction(paths: Iterable[os.PathLike]) -> float:
-    """Share of the files' pages that are in the page cache, 0.0 to 1.0."""
+    """Share of the files' pages that are in the page cache, 0.0 to 1.0, by mincore(2)."""
     resident = pages = 0
     for path in paths:
         if not (size := os.path.getsize(path)):

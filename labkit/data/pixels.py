@@ -117,8 +117,7 @@ class PixelStore(Labeled, Dataset):
     Images have different sizes: for batches, let the transform crop.
 
     Attributes:
-        path: The file. The kernel does not evict what a process has mapped and touched: for a cold read, `evict` it
-            before the store that reads it is opened, with all earlier ones gone.
+        path: The file.
         keys: Names of the images, a sequence.
         shapes: int32 (N, 2), height and width of each image.
         classes: Names of the classes, as `build` made them.
