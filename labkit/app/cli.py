@@ -6,16 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from labkit import __version__
+from labkit.app.gone import Commands, refuse_gone
 from labkit.app.scripts import end_unprinted, one_line_errors
 from labkit.app.site import site
 from labkit.errors import ArgumentError, StorageError
-from labkit.util.gone import told_if_gone
 from labkit.util.process import print_utf8
 
 _FLAGS = {r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality"}
@@ -31,28 +30,6 @@ def flags_for_names() -> Iterator[None]:
         for name, flag in _FLAGS.items():
             message = re.sub(name, flag, message)
         raise ArgumentError(message) from error
-
-
-def refuse_gone(asked: str) -> None:
-    """If a command or option is gone, print what to use instead, and exit with code 2."""
-    if told := told_if_gone(f"labkit {asked}"):
-        typer.echo(f"labkit: {told}", err=True)
-        raise typer.Exit(2)
-
-
-class Commands(TyperGroup):
-    """The commands of labkit, which know those that are gone."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        refuse_gone(args[0])
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:  # typer has click's classes, or its own copies of them
-            refuse_gone(f"{ctx.invoked_subcommand} {getattr(error, 'option_name', '')}")
-            raise
 
 
 print_utf8()
@@ -164,9 +141,8 @@ def peers(
     with one_line_errors("labkit", OSError, ValueError, HostError):
         if own and chosen:
             raise ArgumentError(f"--own reads your photos, and --class {classes} others: pass one of them")
-        for option, given in (("--class", chosen), ("--only", names)):
-            for name in given:
-                refuse_gone(f"peers {option} {name.lower()}")
+        for option, name in [*(("--class", name) for name in chosen), *(("--only", name) for name in names)]:
+            refuse_gone("peers", f"{option} {name.lower()}")
         for name in [require_choice("--class", name, CLASSES) for name in chosen] or ["imagenet"]:
             run_peers(name, own=own, only=names, rounds=rounds or None)
 
@@ -222,7 +198,7 @@ def watch(
     from labkit.watching.program import WatchOptions, parse_budget, run_watched
 
     if script.startswith("-"):
-        refuse_gone(f"watch {script.partition('=')[0]}")
+        refuse_gone("watch", script.partition("=")[0])
         raise typer.BadParameter(f"watch has no option {script}: write those of the script after its name")
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):
