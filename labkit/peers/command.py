@@ -34,7 +34,6 @@ def run_peers(
     own: str = "",
     only: Sequence[str] = (),
     rounds: int | None = None,
-    results: Path = Path("results"),
 ) -> None:
     """Compare the peers, print the table, and write `results/<env_id>/peers-<peer_class>.csv` and `.png`.
 
@@ -45,7 +44,7 @@ def run_peers(
     Other arguments, and errors, as for `compare_peers`.
     """
     title = OWN_PHOTOS.title if own else CLASSES[peer_class].title
-    folder = results.resolve() / env_id()
+    folder = Path("results").resolve() / env_id()
     check_writable(folder, "run labkit in another folder, or make room there")
     if own:
         frame = compare_own(own, only=only, rounds=rounds)

@@ -517,7 +517,8 @@ def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval,
     frame = frame[shown & (frame["round"] <= n_rounds)].assign(peer_class="camera-uint8")
     frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
     monkeypatch.setattr(command, "compare_peers", lambda *arguments, **options: frame)
-    command.run_peers("camera-uint8", results=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command.run_peers("camera-uint8")
     printed = capsys.readouterr().out
     assert "nan" not in printed
     assert re.search(rf"^  ours +\d+.* 6\.00{re.escape(interval)} .* 60%$", printed, re.MULTILINE)  # of the limit
@@ -526,7 +527,7 @@ def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval,
     )
     assert f"JPEG decoded at full size, antialiased: ours {said}" in printed
     assert "DALI missing: pip install dali" in printed
-    (written,) = tmp_path.glob("*/peers-camera-uint8.csv")
+    (written,) = tmp_path.glob("results/*/peers-camera-uint8.csv")
     assert len(load_frame(written)) == len(frame)
     assert Image.open(written.with_suffix(".png")).width > 800
     assert f"wrote {written} and its .png" in printed
