@@ -141,8 +141,9 @@ def peers(
     with one_line_errors("labkit", OSError, ValueError, HostError):
         if own and chosen:
             raise ArgumentError(f"--own reads your photos, and --class {classes} others: pass one of them")
-        for option, name in [*(("--class", name) for name in chosen), *(("--only", name) for name in names)]:
-            refuse_gone("peers", f"{option} {name.lower()}")
+        for option, given in (("--class", chosen), ("--only", names)):
+            for name in given:
+                refuse_gone("peers", f"{option} {name.lower()}")
         for name in [require_choice("--class", name, CLASSES) for name in chosen] or ["imagenet"]:
             run_peers(name, own=own, only=names, rounds=rounds or None)
 
