@@ -179,7 +179,7 @@ def peers(
     """Compare labkit with other loaders; write results/<env_id>/peers-<class>.csv and .png."""
     from labkit.app.recording import record_to_results_folder
     from labkit.errors import HostError
-    from labkit.peers.command import list_peers, refuse_gone_names, run_peers
+    from labkit.peers.command import list_peers, run_peers
     from labkit.peers.peer import CLASSES, PROFILES
     from labkit.util.arguments import require_choice
 
@@ -193,8 +193,9 @@ def peers(
     with one_line_errors("labkit", OSError, ValueError, HostError):
         if own and chosen:
             raise ArgumentError(f"--own reads your photos, and --class {classes} others: pass one of them")
-        refuse_gone_names("--class", chosen)
-        refuse_gone_names("--only", names)
+        for option, given in (("--class", chosen), ("--only", names)):
+            for name in given:
+                refuse_gone("peers", f"{option} {name.lower()}")
         for name in [require_choice("--class", name, CLASSES) for name in chosen] or ["imagenet"]:
             run_peers(name, own=own, only=names, rounds=rounds or None)
 

@@ -79,7 +79,10 @@ class Executed:
     error: str = ""
 
 
-def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, timeout_s: int = 1200) -> Executed:
+_CELL_TIMEOUT_S = 1200
+
+
+def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ) -> Executed:
     """Run a notebook from top to bottom in a fresh kernel, in the notebook's folder; it stops at a cell that fails.
 
     The kernel has a TMPDIR of its own, removed at the end: killed processes of Python and Jupyter leave files there.
@@ -87,7 +90,6 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
 
     Args:
         environment: Variables of the kernel.
-        timeout_s: Time limit for one cell, in seconds.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -95,7 +97,7 @@ def execute(notebook: Notebook, *, environment: Mapping[str, str] = os.environ, 
 
     node = nbformat.read(notebook.path, as_version=4)
     client = NotebookClient(
-        node, timeout=timeout_s, kernel_name="python3", record_timing=False,
+        node, timeout=_CELL_TIMEOUT_S, kernel_name="python3", record_timing=False,
         extra_arguments=["--log-level=ERROR", *EXTENSION_ARGUMENTS], store_widget_state=False,
         resources={"metadata": {"path": str(notebook.path.parent)}},
     )  # fmt: skip

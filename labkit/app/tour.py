@@ -18,9 +18,7 @@ from labkit.util.redact import redact
 console = Console()
 
 
-def run_tour(
-    *, only: str = "", thorough: bool = False, store_outputs: bool = False, results: Path = Path("results")
-) -> int:
+def run_tour(*, only: str = "", thorough: bool = False, store_outputs: bool = False) -> int:
     """Run the notebooks at the current scale and write `results/<env_id>/`, whose `index.html` can be read meanwhile.
 
     A tour that fails or is interrupted before its first notebook leaves the earlier page as it was.
@@ -31,7 +29,6 @@ def run_tour(
         store_outputs: If no notebook fails, write all executed ones back in place, with their results, README's table,
             and the ladder's frame and figure. The run is thorough, and starts without earlier results, which are moved
             aside.
-        results: Folder of reports; the frames, HTML pages and `index.html` go to a subfolder for this environment.
 
     Returns:
         Number of notebooks that failed, or whose result may not be stored.
@@ -41,12 +38,13 @@ def run_tour(
         OSError: files cannot be written.
     """
     check_writable(labkit_home(), "set LABKIT_HOME to another folder")
-    check_writable(results.resolve() / env_id(), "run labkit in another folder, or make room there")
+    folder = Path("results").resolve() / env_id()
+    check_writable(folder, "run labkit in another folder, or make room there")
     about = describe_run(only) if store_outputs else None
     notebooks = find_notebooks(only)
     if not IS_CLONE:
         notebooks = find_notebooks(only, update_copies(_say))
-    folder, runs, doing = results.resolve() / env_id(), list[Executed](), "starting the first notebook"
+    runs, doing = list[Executed](), "starting the first notebook"
     make_scale_photos()  # where that fails, the earlier results stay as they are
     if about and folder.exists():  # notebooks read recorded frames and guesses, which must be of their own run
         earlier = folder.rename(folder.with_name(f"{folder.name}-before-{about['run']}"))

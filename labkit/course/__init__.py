@@ -16,7 +16,6 @@ _NAMES = {
     "course.results": ["result"],
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
-    "data.blobs": ["evict"],
     "data.samples": ["make_depth"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
     "loading.agreement": ["agreement"],

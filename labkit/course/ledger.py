@@ -208,9 +208,9 @@ def claims(results: str | os.PathLike | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("id")
 
 
-def checklist(results: str | os.PathLike | None = None) -> pd.DataFrame:
+def checklist() -> pd.DataFrame:
     """The closing checklist of the write-up on faster input pipelines, each line with its verdict and notebook."""
-    table = claims(results)
+    table = claims()
     rows = [{"step": step, **table.loc[name, ["verdict", "ours", "notebooks"]]} for step, name in CHECKLIST]
     return pd.DataFrame(rows, index=range(1, len(rows) + 1))
 

@@ -1,7 +1,6 @@
 """`where_to_start`: from what a training waits for to the call and the notebook that help, with measured gains."""
 
 import html
-import os
 import re
 from collections.abc import Collection, Mapping
 
@@ -36,29 +35,24 @@ _CHANGES = (
 )  # fmt: skip
 
 
-def where_to_start(results: str | os.PathLike | None = None) -> "Start":
+def where_to_start() -> "Start":
     """What to change, by what a step waits for: only what was certainly faster. Times nothing.
 
     Gains are those that tours have found on this machine, else of the stored run, which is named.
-
-    Args:
-        results: Folder of a tour's results. Default: where a running tour records, else `results` here or next to the
-            notebooks' folder, if it exists.
 
     Returns:
         A table to show or print. Its `.frame` has one row per change whose 95 % interval lies above 1: `waits_for`,
         `do`, `gain` (ratio of rates), `ci_low`, `ci_high`, `compared`, `origin` (whose run), `notebook`.
 
     Raises:
-        FileNotFoundError: `results` holds no results of this machine.
-        ValueError: a file in it is damaged.
+        ValueError: a file of results is damaged.
 
     Example:
         >>> print(course.where_to_start())
 
     Taught in: notebooks/00_measure.ipynb
     """
-    return start_from(known_results(results))
+    return start_from(known_results())
 
 
 def start_from(results: Mapping[str, Result]) -> "Start":

@@ -5,23 +5,19 @@ less of a core (0.4 ms a request of 10 kB, as urllib3) and does not retry, bound
 the file has changed between two requests.
 """
 
-import ctypes
 import io
 import logging
-import mmap
 import os
 import re
 import stat
 import weakref
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
-
-import numpy as np
 
 from labkit.errors import (
     ArgumentError,
@@ -422,59 +418,3 @@ class ObjectBlob(ObjectClient):
         with self.open() as (filesystem, path):
             data = filesystem.cat_file(path, start=offset, end=offset + size)
         return _require_size(self.name, data, size)
-
-
-# The kernel's page cache. A second epoch over a folder reads memory, not the disk: a benchmark of the disk has to evict
-# the files first, and then to check that they are gone, since the kernel may ignore the request.
-
-
-def evict(paths: Iterable[os.PathLike]) -> int:
-    """Ask the kernel to drop these files from the page cache.
-
-    Dirty pages are written first, since only clean ones can be dropped.
-
-    Returns:
-        Total size of the files in bytes: what a cold reader has to fetch from the disk.
-
-    Raises:
-        OSError: this system cannot evict single files (macOS, Windows).
-
-    >>> course.evict(lk.FolderStore("photos").paths())
-    34210816
-
-    Source: posix_fadvise(2), POSIX_FADV_DONTNEED. Taught in: notebooks/08_shard_formats.ipynb
-    """
-    if not hasattr(os, "posix_fadvise"):
-        raise StorageError("this system has no posix_fadvise: cold reads cannot be measured here")
-    if isinstance(paths, str | bytes | os.PathLike):
-        raise WrongTypeError(f"paths must be several, such as lk.FolderStore(root).paths(), got {paths!r:.100}")
-    total = 0
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            total += os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
-    return total
-
-
-def resident_fraction(paths: Iterable[os.PathLike]) -> float:
-    """Share of the files' pages that are in the page cache, 0.0 to 1.0, by mincore(2).
-
-    >>> resident_fraction(lk.FolderStore("photos").paths())
-    1.0
-    """
-    resident = pages = 0
-    for path in paths:
-        if not (size := os.path.getsize(path)):
-            continue
-        flags = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as view:
-            # NumPy gives the address of a read-only mapping; ctypes' from_buffer needs a writable one.
-            address = ctypes.c_void_p(np.frombuffer(view, np.uint8).ctypes.data)
-            if ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(size), flags.ctypes):
-                raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
-        resident, pages = resident + int((flags & 1).sum()), pages + len(flags)
-    return resident / pages if pages else 0.0

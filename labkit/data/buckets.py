@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.data.headers import MAX_SIDE, Size
+from labkit.data.headers import MAX_SIDE
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.util.arguments import require_int
+from labkit.util.pictures import WidthHeight
 
 if TYPE_CHECKING:  # workers import this module, and need neither
     import pandas as pd
@@ -20,8 +21,8 @@ _FIRST_SWAPPED = 5  # EXIF orientations from here on swap width and height
 
 
 def bucket_shapes(
-    resolution: int | Size = 512, *, step: int = 64, min_side: int = 256, max_side: int = 1024
-) -> list[Size]:
+    resolution: int | WidthHeight = 512, *, step: int = 64, min_side: int = 256, max_side: int = 1024
+) -> list[WidthHeight]:
     """Shapes of about one area: the square, and for each width the largest height that the area allows, both ways.
 
     Args:
@@ -76,7 +77,7 @@ class Buckets:
     >>> buckets = lk.Buckets.fit(lk.collect_sizes("photos"), 512)
     """
 
-    shapes: tuple[Size, ...]
+    shapes: tuple[WidthHeight, ...]
 
     def __post_init__(self) -> None:
         try:
@@ -93,7 +94,7 @@ class Buckets:
     def fit(
         cls,
         sizes: "pd.DataFrame",
-        resolution: int | Size = 512,
+        resolution: int | WidthHeight = 512,
         *,
         step: int = 64,
         min_side: int = 256,
@@ -206,7 +207,7 @@ def upright_sizes(sizes: "pd.DataFrame") -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=4096)  # images share sizes, and NumPy is slow on arrays of one
-def _place(buckets: Buckets, width: int, height: int) -> tuple[Size, Size]:
+def _place(buckets: Buckets, width: int, height: int) -> tuple[WidthHeight, WidthHeight]:
     """The shape of an image's bucket, and the size to which the image is resized."""
     new_width, new_height = buckets.resized([width], [height])[0].tolist()
     return buckets.shapes[int(buckets.select([width], [height])[0])], (new_width, new_height)

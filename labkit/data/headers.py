@@ -26,7 +26,6 @@ from labkit.data.decode import (
 )
 from labkit.data.partial_jpeg import APP1, APPLICATION_MARKERS, segment_at
 
-Size = tuple[int, int]  # (width, height), pixels as stored
 MAX_SIDE = 999_999_999  # pixels; a larger number is not a size
 
 _PREFIX_BYTES = 4096  # one page, which holds the headers of most files

@@ -14,7 +14,7 @@ import re
 import struct
 import sys
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
@@ -32,9 +32,9 @@ APPLICATION_MARKERS = frozenset([*range(0xE0, 0xF0), COMMENT])  # APP0 to APP15,
 END_OF_IMAGE = b"\xff\xd9"
 _ADOBE = 0xEE  # APP14, which says how colors are coded
 
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
-_PROGRESSIVE_FRAMES = frozenset([0xC2, 0xCA])  # Huffman, arithmetic
-_SCALABLE_FRAMES = _PROGRESSIVE_FRAMES | {0xC0, 0xC1, 0xC9}  # with a DCT: also baseline and extended
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15: headers of frames, as T.81 calls an image
+_PROGRESSIVE = frozenset([0xC2, 0xCA])  # Huffman, arithmetic
+_SCALABLE = _PROGRESSIVE | {0xC0, 0xC1, 0xC9}  # with a DCT: also baseline and extended
 # Within the data of a scan, anything but a byte FF (00 follows it), restarts, fill bytes and the end of the image.
 _MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xd9\xff]")
 # Markers with a length that may stand before a scan. Others have none, or nobody reads a file that has them.
@@ -78,6 +78,11 @@ def segments_before_scan(data: bytes) -> list[Segment]:
     return segments if segments and segments[-1].marker == START_OF_SCAN else []
 
 
+def header_segment(segments: Iterable[Segment]) -> Segment | None:
+    """The first one that states an image's size and how it is coded."""
+    return next((segment for segment in segments if segment.marker in FRAMES), None)
+
+
 def without_segments(data: bytes, markers: Container[int]) -> bytes | None:
     """A JPEG without the segments of these markers; None if something else stands between its segments."""
     segments = segments_before_scan(data)
@@ -88,7 +93,7 @@ def without_segments(data: bytes, markers: Container[int]) -> bytes | None:
 
 
 def bare_jpeg(data: bytes) -> bytes:
-    """A JPEG's tables, frame and scans alone: no metadata, and no stray bytes between the segments before its scan."""
+    """A JPEG's tables, header and scans alone: no metadata, and no stray bytes between the segments before its scan."""
     parts, offset = [data[:2]], 2
     while (start := data.find(b"\xff", offset)) >= 0:
         segment = segment_at(data, start)
@@ -104,20 +109,20 @@ def bare_jpeg(data: bytes) -> bytes:
 
 
 def is_scalable(data: bytes) -> bool:
-    """Whether libjpeg-turbo can decode these bytes at a reduced size: a JPEG with a DCT frame of 8 bits a sample.
+    """Whether libjpeg-turbo can decode these bytes at a reduced size: a JPEG of 8 bits a sample with a DCT.
 
-    A lossless frame has no coefficients to leave out: libjpeg-turbo before 3.1.4 scales one all the same and writes
+    A lossless JPEG has no coefficients to leave out: libjpeg-turbo before 3.1.4 scales one all the same and writes
     behind its buffer, which ends the process.
 
     Source: https://github.com/libjpeg-turbo/libjpeg-turbo/releases/tag/3.1.4
     """
-    frame = next((segment for segment in iter_segments(data) if segment.marker in FRAMES), None)
-    return frame is not None and frame.marker in _SCALABLE_FRAMES and data[frame.start : frame.start + 1] == b"\x08"
+    header = header_segment(iter_segments(data))
+    return header is not None and header.marker in _SCALABLE and data[header.start : header.start + 1] == b"\x08"
 
 
 def is_progressive(data: bytes) -> bool:
     """Whether a JPEG has several scans, each of which refines the whole image."""
-    return any(segment.marker in _PROGRESSIVE_FRAMES for segment in iter_segments(data))
+    return any(segment.marker in _PROGRESSIVE for segment in iter_segments(data))
 
 
 def has_stray_markers(data: bytes) -> bool:
@@ -135,7 +140,7 @@ def has_stray_markers(data: bytes) -> bool:
 
 
 def has_all_restarts(data: bytes) -> bool:
-    """Whether the restart markers of a JPEG are in turn, and of a single scan as many as its frame has intervals.
+    """Whether the restart markers of a JPEG are in turn, and of a single scan as many as its image has intervals.
 
     libjpeg only warns where one is missing or at another's place, and paints what it does not find.
 
@@ -154,12 +159,12 @@ def has_all_restarts(data: bytes) -> bool:
         numbers = numbers[numbers != START_OF_SCAN] & 7
         if not np.array_equal(numbers, np.arange(len(numbers)) & 7):
             return False
-    frame = next((segment for segment in segments if segment.marker in FRAMES), None)
-    if frame is None or frame.end < frame.start + 6:
+    header = header_segment(segments)
+    if header is None or header.end < header.start + 6:
         return True  # which is another damage
-    _, height, width, n_components = struct.unpack_from(">BHHB", data, frame.start)
-    factors = data[frame.start + 7 : frame.end : 3] if n_components > 1 else b"\x11"
-    if frame.marker in _PROGRESSIVE_FRAMES or data[scan.start] != n_components or not height or 0 in factors:
+    _, height, width, n_components = struct.unpack_from(">BHHB", data, header.start)
+    factors = data[header.start + 7 : header.end : 3] if n_components > 1 else b"\x11"
+    if header.marker in _PROGRESSIVE or data[scan.start] != n_components or not height or 0 in factors:
         return True
     mcu_width, mcu_height = (8 * max(factor >> 4 for factor in factors), 8 * max(factor & 15 for factor in factors))
     n_intervals = -(-(-(-width // mcu_width) * -(-height // mcu_height)) // int.from_bytes(interval))
@@ -174,10 +179,10 @@ def has_all_scans(data: bytes) -> bool:
     Source: ITU-T T.81, annex G; libjpeg-turbo, jdcoefct.c, `smoothing_ok`
     """
     segments = segments_before_scan(data)
-    frame = next((segment for segment in segments if segment.marker in FRAMES), None)
-    if frame is None:
+    header = header_segment(segments)
+    if header is None:
         return False
-    missing = {component: set(range(64)) for component in data[frame.start + 6 : frame.end : 3]}
+    missing = {component: set(range(64)) for component in data[header.start + 6 : header.end : 3]}
     offset = segments[-1].start
     end = data.find(END_OF_IMAGE, offset)  # no decoder reads the scans behind it
     end = end if end >= 0 else len(data)
@@ -199,14 +204,14 @@ REMEDY = f"{install_command('fast')}, or name a libturbojpeg of version 3 in {LI
 SCALES = (1, 2, 4, 8)
 
 _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8  # TJPARAM
-_PROGRESSIVE, _LOSSLESS = 12, 15
+_IS_PROGRESSIVE, _IS_LOSSLESS = 12, 15
 _DECOMPRESS, _RGB = 1, 0  # TJINIT, TJPF
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # pixels of a minimum coded unit, by TJSAMP
 CHROMA_REACH = 2  # columns and rows around a pixel from which its chroma is interpolated
 
 
-class Frame(NamedTuple):
-    """Size of an image, in pixels."""
+class JpegHeader(NamedTuple):
+    """What a JPEG's header states: the size of the image, in pixels."""
 
     height: int
     width: int
@@ -265,18 +270,18 @@ class RegionDecoder:
         self._destroy()
         self._open()
 
-    def header(self, data: bytes) -> Frame | None:
+    def header(self, data: bytes) -> JpegHeader | None:
         """Size of the image, or None if it is not a JPEG of which this decoder can read a part alone."""
         handle, get = self._handle, self._library.tj3Get
         if self._library.tj3DecompressHeader(handle, data, len(data)) != 0:
             self._reset()
             return None
         known = 0 <= get(handle, _SUBSAMPLING) < len(_BLOCK_WIDTHS) and 0 <= get(handle, _COLORSPACE) <= 2
-        if not known or get(handle, _PRECISION) != 8 or get(handle, _LOSSLESS) == 1:
+        if not known or get(handle, _PRECISION) != 8 or get(handle, _IS_LOSSLESS) == 1:
             return None
-        if get(handle, _PROGRESSIVE) == 1 and not has_all_scans(data):
+        if get(handle, _IS_PROGRESSIVE) == 1 and not has_all_scans(data):
             return None
-        return Frame(get(handle, _HEIGHT), get(handle, _WIDTH))
+        return JpegHeader(get(handle, _HEIGHT), get(handle, _WIDTH))
 
     def decode(self, data: bytes | bytearray, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
         """Decode what a crop needs.
@@ -320,7 +325,7 @@ class RegionDecoder:
 class WholeDecoder:
     """A `RegionDecoder` that decodes the whole image, with simplejpeg."""
 
-    def header(self, data: bytes) -> Frame | None:
+    def header(self, data: bytes) -> JpegHeader | None:
         """Size of the image, or None if it is not a JPEG that this decoder can read at each scale."""
         if not is_scalable(data):
             return None
@@ -328,22 +333,22 @@ class WholeDecoder:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for, such as 4:4:1
             return None
-        return Frame(height, width) if colorspace in ("RGB", "YCbCr", "Gray") else None
+        return JpegHeader(height, width) if colorspace in ("RGB", "YCbCr", "Gray") else None
 
     def decode(self, data: bytes | bytearray, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
         """Decode the whole image; arguments and result as for `RegionDecoder.decode`."""
         data = bytes(data)
-        frame = self.header(data)
-        if frame is None:
+        header = self.header(data)
+        if header is None:
             return None
-        height, width = (-(-side // scale) if scale > 1 else 0 for side in frame)
+        height, width = (-(-side // scale) if scale > 1 else 0 for side in header)
         try:
             pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
         except ValueError:
             return None
         # The same margins as in a region, so that it makes no difference to rounding where in the photo a crop lies.
-        top, rows = _expand_to_chroma(crop[0], crop[2], frame.height, scale)
-        left, columns = _expand_to_chroma(crop[1], crop[3], frame.width, scale)
+        top, rows = _expand_to_chroma(crop[0], crop[2], header.height, scale)
+        left, columns = _expand_to_chroma(crop[1], crop[3], header.width, scale)
         box = (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale)
         return Part(pixels[top : top + rows, left : left + columns], box)
 

@@ -38,8 +38,8 @@ import json
 import mmap
 import os
 import re
+import resource
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -88,7 +88,6 @@ _PART_NAME = re.compile(r"(part-\d{6,}|whole)\.pixels|\.\d+-[0-9a-f]{8}\.partial
 
 _LOOK_EVERY = 64  # images
 _QUIET_LOOKS = 2  # without a read, before the file counts as cached: two threads may look at once
-_MAX_NAMED = 10
 
 _BUILD = "labkit.PixelStore.build(source, path)"
 _REBUILD = f"remove it and build it again with {_BUILD}"
@@ -118,8 +117,7 @@ class PixelStore(Labeled, Dataset):
     Images have different sizes: for batches, let the transform crop.
 
     Attributes:
-        path: The file. The kernel does not evict what a process has mapped and touched: for a cold read, `evict` it
-            before the store that reads it is opened, with all earlier ones gone.
+        path: The file.
         keys: Names of the images, a sequence.
         shapes: int32 (N, 2), height and width of each image.
         classes: Names of the classes, as `build` made them.
@@ -128,10 +126,9 @@ class PixelStore(Labeled, Dataset):
 
     Raises:
         FileNotFoundError: no such file.
-        PixelError: foreign, cut or damaged, or of another version of the format; names the file and the remedy. Only
-            `verify`, which reads all pixels, finds damaged ones. A later cut is noticed before each
-            image is read; if the file is cut within those microseconds, the process ends (SIGBUS), as with any mapped
-            file.
+        PixelError: foreign, cut or damaged, or of another version of the format; names the file and the remedy. Damaged
+            pixels are not looked for. A later cut is noticed before each image is read; if the file is cut within those
+            microseconds, the process ends (SIGBUS), as with any mapped file.
 
     >>> image, label = lk.PixelStore("photos.pixels")[0]
 
@@ -370,22 +367,8 @@ class PixelStore(Labeled, Dataset):
             row_bytes = 3 * self._sides[2 * index + 1]
             start = self._offsets[index] + top * row_bytes
             before = start % mmap.PAGESIZE  # what is asked for begins with a page
-            with suppress(OSError, AttributeError):  # only a hint, which Windows lacks: madvise(2), MADV_WILLNEED
+            with suppress(OSError):  # only a hint: madvise(2), MADV_WILLNEED
                 _advise(self._view(), start - before, before + height * row_bytes)
-
-    def verify(self, *, progress: bool = True) -> None:
-        """Read all pixels and check their checksums.
-
-        Raises:
-            PixelError: some are damaged; names the images and the remedy.
-        """
-        sound = map_items(
-            self._is_sound, range(len(self)), engine="threads", progress=progress, description="verify", unit="image"
-        )
-        damaged = [key for key, is_sound in zip(self.keys, sound, strict=True) if not is_sound]
-        if damaged:
-            named = ", ".join(damaged[:_MAX_NAMED]) + (", ..." if len(damaged) > _MAX_NAMED else "")
-            raise PixelError(f"{self.path} is damaged in {len(damaged)} of {len(self)} images ({named}): {_REBUILD}")
 
     def _is_sound(self, index: int) -> bool:
         """Whether an image's pixels match their checksum."""
@@ -427,10 +410,6 @@ class _DiskReads:
 
 def _count_reads() -> int:
     """Blocks that this process had read from disks, and its page faults that waited for one."""
-    if sys.platform == "win32":
-        return 0
-    import resource
-
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_inblock + usage.ru_majflt
 

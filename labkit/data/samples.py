@@ -29,7 +29,7 @@ from labkit.util.files import (
     write_record,
 )
 from labkit.util.parallel import check_engine, map_items
-from labkit.util.pictures import encode_image
+from labkit.util.pictures import WidthHeight, encode_image
 
 Drawn = TypeVar("Drawn")
 
@@ -53,11 +53,11 @@ PHOTOGRAPHS = {
 class Profile:
     """How the files of a set look.
 
-    sizes: (width, height) -> share. quality: JPEG quality -> share. subsampling: chroma subsampling -> share.
+    sizes: size -> share. quality: JPEG quality -> share. subsampling: chroma subsampling -> share.
     grain: range of the standard deviation of the added film grain, in levels of 255. mean_bytes: of a file, about.
     """
 
-    sizes: dict[tuple[int, int], float]
+    sizes: dict[WidthHeight, float]
     quality: dict[int, float]
     subsampling: dict[str, float]
     grain: tuple[float, float]
@@ -172,7 +172,7 @@ def _draw(rng: np.random.Generator, shares: dict[Drawn, float]) -> Drawn:
     return choices[rng.choice(len(choices), p=list(shares.values()))]
 
 
-def choose_window(rng: np.random.Generator, photo: Image.Image, size: tuple[int, int]) -> tuple[tuple, bool]:
+def choose_window(rng: np.random.Generator, photo: Image.Image, size: WidthHeight) -> tuple[tuple, bool]:
     """A random window with the shape of `size` (left, top, right, bottom), and whether to mirror it."""
     scale = min(photo.width / size[0], photo.height / size[1]) * rng.uniform(0.7, 1.0)
     width, height = size[0] * scale, size[1] * scale
@@ -181,7 +181,7 @@ def choose_window(rng: np.random.Generator, photo: Image.Image, size: tuple[int,
 
 
 def cut_window(
-    photo: Image.Image, size: tuple[int, int], box: tuple, mirrored: bool, resample: Image.Resampling
+    photo: Image.Image, size: WidthHeight, box: tuple, mirrored: bool, resample: Image.Resampling
 ) -> Image.Image:
     """A window of a picture, resized to `size`."""
     window = photo.resize(size, resample, box=box)
@@ -227,11 +227,11 @@ def _claim_folder(root: Path, settings: dict) -> dict[str, dict]:
 LIST_NAME = "filename_list_train.txt"
 FOLDER_NAME = "train"
 SETTINGS_NAME = "settings.json"
-SIZE = (1024, 768)  # width, height: Hypersim's
+SIZE: WidthHeight = (1024, 768)  # Hypersim's
 
 # Of scikit-image's pictures (a quarter of the benchmark's size), from its documentation.
 _FOCAL_PX, _PRINCIPAL_POINTS_PX, _BASELINE_MM = 994.978, 31.086, 193.001
-_FRAMES_PER_SCENE = 100  # as in Hypersim
+_VIEWS_PER_SCENE = 100  # as in Hypersim
 
 
 def make_depth(
@@ -289,10 +289,10 @@ def make_depth(
 
 
 def pair_names(number: int) -> tuple[str, str]:
-    """Names of the photo and of its depth, as in Hypersim: up to 100 frames per scene, 999 scenes per volume."""
-    scene, frame = divmod(number, _FRAMES_PER_SCENE)
+    """Names of the photo and of its depth, as in Hypersim: up to 100 views per scene, 999 scenes per volume."""
+    scene, view_number = divmod(number, _VIEWS_PER_SCENE)
     volume, scene = divmod(scene, 999)
-    folder, view = f"ai_{volume + 1:03d}_{scene + 1:03d}", f"cam_00_fr{frame:04d}.png"
+    folder, view = f"ai_{volume + 1:03d}_{scene + 1:03d}", f"cam_00_fr{view_number:04d}.png"
     return f"{folder}/rgb_{view}", f"{folder}/depth_plane_{view}"
 
 

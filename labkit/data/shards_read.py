@@ -33,8 +33,9 @@ from labkit.data.labels import typed_labels
 from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
-from labkit.util.arguments import refuse_removed, require_callable, require_choice, require_int, require_seed
+from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.files import IMAGE_SUFFIXES
+from labkit.util.gone import refuse_arguments
 from labkit.util.process import number_in_environment, rank_and_world_size, warn_caller
 
 Item = TypeVar("Item")
@@ -740,7 +741,7 @@ def read_shards(
 
     Taught in: notebooks/08b_shard_order.ipynb
     """
-    refuse_removed("read_shards", removed)
+    refuse_arguments("read_shards", removed)
     register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)

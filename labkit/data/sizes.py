@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.data.decode import PixelLimit
-from labkit.data.headers import Header, Size, read_header
+from labkit.data.headers import Header, read_header
 from labkit.errors import MissingFileError
 from labkit.util.arguments import require_int, require_local_path
 from labkit.util.files import (
@@ -32,6 +32,7 @@ from labkit.util.files import (
 )
 from labkit.util.machine import disk_under, main_is_script, usable_cores
 from labkit.util.parallel import map_items
+from labkit.util.pictures import WidthHeight
 
 _PROBE = 64  # files read before the choice
 _BATCH_SIZE = 128  # files that a reader takes at once
@@ -134,7 +135,7 @@ def parse_cache_name(name: str) -> tuple[str, int, int] | None:
     return (stem, *size) if min(size) > 0 else None
 
 
-def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, Size | None]:
+def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, WidthHeight | None]:
     """Sizes that the caches of one folder state for the images next to them.
 
     A cache belongs to the image with exactly its stem. None marks an image whose caches disagree. A cache that could
@@ -151,7 +152,7 @@ def sizes_from_caches(images: list[str], caches: list[str]) -> dict[str, Size | 
     if not caches:
         return {}
     by_stem: dict[str, str | None] = {}
-    sizes: dict[str, Size | None] = {}
+    sizes: dict[str, WidthHeight | None] = {}
     for image in images:
         stem = image.rpartition(".")[0]
         by_stem[stem] = None if stem in by_stem else image  # None: several images share the stem

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.data.blobs import Extent, evict
+from labkit.data.blobs import Extent
 from labkit.errors import MissingFileError, MissingKeyError, WrongTypeError
 from labkit.util.arguments import kind_of, require_a, require_path
 from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
@@ -230,12 +230,8 @@ class FolderStore(ListedStore):
         raise MissingKeyError(f"{key!r} is not a file under {self.root}") from cause
 
     def paths(self) -> list[Path]:
-        """The files in the order of `keys()`, for functions that take paths (page-cache eviction, `read_image`)."""
+        """The files in the order of `keys()`, for functions that take paths, such as `read_image`."""
         return [self.root / path_from_key(key) for key in self.keys()]
-
-    def evict(self) -> int:
-        """Drop all files from the page cache; returns their bytes. Raises OSError where the system cannot."""
-        return evict(self.paths())
 
     def sizes(self) -> np.ndarray:
         """Bytes of each file, int64, in the order of `keys()`."""

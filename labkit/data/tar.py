@@ -32,7 +32,6 @@ from labkit.data.blobs import (
     Extent,
     LocalBlob,
     allow_requests,
-    evict,
     is_url,
     open_blob,
     refuse_storage_options,
@@ -50,7 +49,7 @@ from labkit.data.tar_stream import (
     reading,
     unpacking_command,
 )
-from labkit.errors import ArgumentError, MissingKeyError, StorageError, TarError
+from labkit.errors import ArgumentError, MissingKeyError, TarError
 from labkit.util.arguments import require_choice, require_path
 from labkit.util.files import images_among, n_images, write_atomic
 from labkit.util.machine import labkit_home
@@ -159,12 +158,6 @@ class TarStore(ListedStore):
     def allow_requests(self, n_at_once: int) -> None:
         """Let a server be asked for `n_at_once` members at a time. Call it before the first read."""
         allow_requests(self._blob, n_at_once)
-
-    def evict(self) -> int:
-        """Drop the tar from the page cache; returns its bytes. Raises OSError if that is impossible."""
-        if not isinstance(self._blob, LocalBlob):
-            raise StorageError(f"{self.name} is not a local file: this machine's page cache does not hold it")
-        return evict([Path(self.name)])
 
     def sizes(self) -> np.ndarray:
         """Bytes of each image, int64, in the order of `keys()`."""

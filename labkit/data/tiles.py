@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 
 from labkit.data.decode import decode, max_pixels, open_image
-from labkit.data.partial_jpeg import CHROMA_REACH, FRAMES, LIBRARY_VARIABLE, SCALES, iter_segments, load_library
+from labkit.data.partial_jpeg import CHROMA_REACH, LIBRARY_VARIABLE, SCALES, header_segment, iter_segments, load_library
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store, change_times, changed_since, folders_without_image, read_bytes
@@ -88,7 +88,7 @@ class Head(NamedTuple):
 
 def head_of(data: bytes) -> Head | None:
     """The head of a JPEG that can be tiled: 8 bits a sample, one or three components, Huffman codes, a single scan."""
-    frame = restart_interval = table_at = 0
+    header_at = restart_interval = table_at = 0
     table, may_be_turned = b"", False
     at, read = 2, _SEGMENT.unpack_from
     try:
@@ -98,8 +98,8 @@ def head_of(data: bytes) -> Head | None:
                 table_at, table = table_at or at, table + data[at + 4 + len(_NAME) : at + 2 + length]
             else:
                 table_at, table = 0, b""  # it stands right in front of the scan
-                if marker in (_SOF0, _SOF1) and not frame:
-                    frame = at
+                if marker in (_SOF0, _SOF1) and not header_at:
+                    header_at = at
                 elif marker == _DRI:
                     restart_interval = data[at + 4] << 8 | data[at + 5]
                 elif marker == _APP1:
@@ -108,23 +108,23 @@ def head_of(data: bytes) -> Head | None:
                     return None
             at += 2 + length
             marker, length = read(data, at)
-        n_components = data[frame + 9]
-        if not frame or data[:2] != b"\xff\xd8" or data[frame + 4] != 8 or data[at + 4] != n_components:
+        n_components = data[header_at + 9]
+        if not header_at or data[:2] != b"\xff\xd8" or data[header_at + 4] != 8 or data[at + 4] != n_components:
             return None
-        height, width = _SIDES.unpack_from(data, frame + 5)
-        mcu = _mcu_of(data[frame + 10 : frame + 10 + 3 * n_components])
+        height, width = _SIDES.unpack_from(data, header_at + 5)
+        mcu = _mcu_of(data[header_at + 10 : header_at + 10 + 3 * n_components])
     except (struct.error, IndexError):
         return None
     if mcu is None or not height or not width:
         return None
     end = at + 2 + length
-    header = data[: table_at or at] + data[at:end]
-    return Head(height, width, *mcu, restart_interval, header, frame + 5, table, end, may_be_turned)
+    without_table = data[: table_at or at] + data[at:end]
+    return Head(height, width, *mcu, restart_interval, without_table, header_at + 5, table, end, may_be_turned)
 
 
 @lru_cache(maxsize=64)
 def _mcu_of(components: bytes) -> tuple[int, int] | None:
-    """Height and width of an MCU, in pixels, from the components of a frame header."""
+    """Height and width of an MCU, in pixels, from the components of a header."""
     if len(components) == 3:
         return 8, 8
     factors = components[1::3] if len(components) == 9 else b""
@@ -425,12 +425,12 @@ def _tiled(transform: "_Transform", data: bytes) -> bytes:
 
 def _restart_interval_of(data: bytes) -> int:
     """MCUs of a piece for a photo of which any crop is as likely as another."""
-    frame = next((segment for segment in iter_segments(data) if segment.marker in FRAMES), None)
-    if not data.startswith(b"\xff\xd8") or frame is None or len(data) < frame.start + 6:
+    header = header_segment(iter_segments(data))
+    if not data.startswith(b"\xff\xd8") or header is None or len(data) < header.start + 6:
         raise _CannotTile("it is no JPEG")
-    n_bits, height, width, n_components = struct.unpack_from(">BHHB", data, frame.start)
-    mcu = _mcu_of(data[frame.start + 6 : frame.start + 6 + 3 * n_components])
-    if frame.marker > 0xC2 or n_bits != 8 or mcu is None:
+    n_bits, height, width, n_components = struct.unpack_from(">BHHB", data, header.start)
+    mcu = _mcu_of(data[header.start + 6 : header.start + 6 + 3 * n_components])
+    if header.marker > 0xC2 or n_bits != 8 or mcu is None:
         raise _CannotTile("it is no JPEG of 8 bits with Huffman codes in one or three components")
     if height * width > max_pixels():
         raise _CannotTile(f"it has {height * width} pixels, more than the {max_pixels():.0f} that labkit decodes")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from labkit.errors import ArgumentError
-from labkit.loading.augment import LIBRARIES, Recipe, make_augment
+from labkit.loading.augment import LIBRARIES, MEAN, STD, Recipe, make_augment
 
 _NO_CHANGE = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, jitter=0)
 _JITTER = replace(_NO_CHANGE, brightness=(1, 1), contrast=(1, 1), saturation=(1, 1), hue=(0, 0), jitter=1)
@@ -49,10 +49,10 @@ def agreement(images: Sequence[Tensor], libraries: Sequence[str] = LIBRARIES) ->
         raise ArgumentError(f"images must have shape (3, 224, 224), got {wrong[0]}")
     rows = []
     for operation, recipe in FIXED.items():
-        expected = _apply_to_all(make_augment(recipe, "v2"), recipe, images)
+        expected = _apply_to_all(make_augment(recipe, "v2"), images)
         for library in libraries:
             if library != "v2":
-                found = _apply_to_all(_per_image(recipe, library), recipe, images)
+                found = _apply_to_all(_per_image(recipe, library), images)
                 off = (found - expected).abs()
                 rows.append(
                     {"operation": operation, "library": library, "mean": float(off.mean()), "largest": float(off.max())}
@@ -65,7 +65,7 @@ def _per_image(recipe: Recipe, library: str) -> Callable[[Tensor], Tensor]:
     return (lambda image: augment(image[None])[0]) if getattr(augment, "takes_batches", False) else augment
 
 
-def _apply_to_all(augment: Callable[[Tensor], Tensor], recipe: Recipe, images: Sequence[Tensor]) -> Tensor:
+def _apply_to_all(augment: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
     """Results on the scale of 0 to 255, without the normalization."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     return torch.stack([(augment(image) * std + mean) * 255 for image in images])

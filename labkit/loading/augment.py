@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import ArgumentError
-from labkit.util.arguments import check_normalization, require_a, require_choice, require_int
+from labkit.util.arguments import require_a, require_choice, require_int
 from labkit.util.process import on_cpu
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ Range = tuple[float, float]
 
 LIBRARIES = ("pil", "v2", "albumentations", "kornia")
 PARTS = ("all", "geometry", "photometry")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, from 0 to 1, as nearly every training has them
+_BLUR_PX, _SOLARIZE_FROM = 23, 128
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,8 @@ class Recipe:
         hue: Range of the hue shift, in turns of the color circle.
         jitter: Probability of the color jitter.
         gray: Probability of dropping all color.
-        blur: Probability of a Gaussian blur of `blur_kernel` pixels with a sigma from `blur_sigma`.
-        solarize: Probability of inverting all values >= `solarize_from`.
-        mean, std: Per channel, on the scale of 0 to 1, for the normalization.
+        blur: Probability of a Gaussian blur of 23 pixels with a sigma from `blur_sigma`.
+        solarize: Probability of inverting all values >= 128.
 
     >>> augment = lk.make_augment(Recipe(size=128, gray=0.2))
     """
@@ -56,15 +57,10 @@ class Recipe:
     gray: float = 0.0
     blur: float = 0.0
     blur_sigma: Range = (0.1, 2.0)
-    blur_kernel: int = 23
     solarize: float = 0.0
-    solarize_from: int = 128
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         require_int("size", self.size)
-        check_normalization(self.mean, self.std)
 
     def color_ranges(self) -> dict[str, Range]:
         """The arguments of every library's ColorJitter."""
@@ -146,17 +142,17 @@ def _torchvision_steps(transforms: Any, recipe: Recipe, geometry: bool, photomet
             transforms.RandomHorizontalFlip(recipe.flip),
         ]
     if photometry:  # uint8 for as long as possible: a quarter of the bytes
-        steps += [*_torchvision_colors(transforms, recipe), to_float, transforms.Normalize(recipe.mean, recipe.std)]
+        steps += [*_torchvision_colors(transforms, recipe), to_float, transforms.Normalize(MEAN, STD)]
     return steps
 
 
 def _torchvision_colors(transforms: Any, recipe: Recipe) -> list[Any]:
-    blur = transforms.GaussianBlur(recipe.blur_kernel, recipe.blur_sigma)
+    blur = transforms.GaussianBlur(_BLUR_PX, recipe.blur_sigma)
     steps = {
         transforms.RandomApply([transforms.ColorJitter(**recipe.color_ranges())], recipe.jitter): recipe.jitter,
         transforms.RandomGrayscale(recipe.gray): recipe.gray,
         transforms.RandomApply([blur], recipe.blur): recipe.blur,
-        transforms.RandomSolarize(recipe.solarize_from, recipe.solarize): recipe.solarize,
+        transforms.RandomSolarize(_SOLARIZE_FROM, recipe.solarize): recipe.solarize,
     }
     return [step for step, probability in steps.items() if probability > 0]
 
@@ -175,8 +171,7 @@ class _Albumentations:
                 albumentations.HorizontalFlip(p=recipe.flip),
             ]
         if photometry:
-            steps += [*_albumentations_colors(albumentations, recipe)]
-            steps += [albumentations.Normalize(recipe.mean, recipe.std)]
+            steps += [*_albumentations_colors(albumentations, recipe), albumentations.Normalize(MEAN, STD)]
         self.compose = albumentations.Compose(steps)
 
     def __call__(self, image: Tensor) -> Tensor:
@@ -185,11 +180,11 @@ class _Albumentations:
 
 
 def _albumentations_colors(albumentations: Any, recipe: Recipe) -> list[Any]:
-    kernel, start = (recipe.blur_kernel, recipe.blur_kernel), recipe.solarize_from / 255
+    start = _SOLARIZE_FROM / 255
     steps = {
         albumentations.ColorJitter(**recipe.color_ranges(), p=recipe.jitter): recipe.jitter,
         albumentations.ToGray(p=recipe.gray): recipe.gray,
-        albumentations.GaussianBlur(kernel, recipe.blur_sigma, p=recipe.blur): recipe.blur,
+        albumentations.GaussianBlur((_BLUR_PX, _BLUR_PX), recipe.blur_sigma, p=recipe.blur): recipe.blur,
         albumentations.Solarize((start, start), p=recipe.solarize): recipe.solarize,
     }
     return [step for step, probability in steps.items() if probability > 0]
@@ -214,7 +209,7 @@ class _Kornia(nn.Module):
                 augmentation.RandomHorizontalFlip(recipe.flip),
             ]  # fmt: skip
         if photometry:
-            steps += [*_kornia_colors(augmentation, recipe), _Normalize(recipe)]
+            steps += [*_kornia_colors(augmentation, recipe), _Normalize()]
         self.steps = nn.Sequential(*steps)
         self.full_white = 1.0 if photometry else 255.0
 
@@ -231,8 +226,8 @@ def _kornia_colors(augmentation: Any, recipe: Recipe) -> list[nn.Module]:
     steps = {
         jitter: recipe.jitter,
         augmentation.RandomGrayscale(p=recipe.gray): recipe.gray,
-        _Blur(recipe): recipe.blur,
-        _Solarize(recipe): recipe.solarize,
+        _Blur(recipe.blur, recipe.blur_sigma): recipe.blur,
+        _Solarize(recipe.solarize): recipe.solarize,
     }
     return [step for step, probability in steps.items() if probability > 0]
 
@@ -240,9 +235,9 @@ def _kornia_colors(augmentation: Any, recipe: Recipe) -> list[nn.Module]:
 class _Sometimes(nn.Module):
     """Changes each image of a batch with a probability. Kornia's own blur and solarize read values back."""
 
-    def __init__(self, recipe: Recipe, probability: float):
+    def __init__(self, probability: float):
         super().__init__()
-        self.recipe, self.probability = recipe, probability
+        self.probability = probability
 
     def change(self, batch: Tensor) -> Tensor:
         raise NotImplementedError
@@ -253,25 +248,23 @@ class _Sometimes(nn.Module):
 
 
 class _Blur(_Sometimes):
-    def __init__(self, recipe: Recipe):
-        super().__init__(recipe, recipe.blur)
+    def __init__(self, probability: float, sigmas: Range):
+        super().__init__(probability)
+        self.sigmas = sigmas
 
     def change(self, batch: Tensor) -> Tensor:
         from kornia.filters import filter2d_separable
 
-        sigma = torch.empty(len(batch), 1, device=batch.device).uniform_(*self.recipe.blur_sigma)
-        offsets = torch.arange(self.recipe.blur_kernel, device=batch.device) - self.recipe.blur_kernel // 2
+        sigma = torch.empty(len(batch), 1, device=batch.device).uniform_(*self.sigmas)
+        offsets = torch.arange(_BLUR_PX, device=batch.device) - _BLUR_PX // 2
         kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
         kernel = kernel / kernel.sum(1, keepdim=True)
         return filter2d_separable(batch, kernel, kernel)
 
 
 class _Solarize(_Sometimes):
-    def __init__(self, recipe: Recipe):
-        super().__init__(recipe, recipe.solarize)
-
     def change(self, batch: Tensor) -> Tensor:
-        return torch.where(batch < (self.recipe.solarize_from - 0.5) / 255, batch, 1 - batch)
+        return torch.where(batch < (_SOLARIZE_FROM - 0.5) / 255, batch, 1 - batch)
 
 
 class _Normalize(nn.Module):
@@ -280,9 +273,9 @@ class _Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self) -> None:
         super().__init__()
-        for name, values in (("mean", recipe.mean), ("std", recipe.std)):
+        for name, values in (("mean", MEAN), ("std", STD)):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def forward(self, batch: Tensor) -> Tensor:

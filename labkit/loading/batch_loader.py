@@ -37,7 +37,7 @@ from labkit.loading.fill import (
     PixelFormat,
     View,
 )
-from labkit.loading.own_transform import LockTime, OwnTransform
+from labkit.loading.own_transform import OwnTransform
 from labkit.loading.read_ahead import AfterReads, Reader, with_reads
 from labkit.loading.resize import INTERPOLATIONS, Resizer
 from labkit.loading.resume import FailedBatch, Pass, Progress, Resumable
@@ -46,7 +46,6 @@ from labkit.loading.seeding import SeededIndices, derived_seed
 from labkit.loading.torch_loader import cores_per_rank
 from labkit.util.arguments import (
     kind_of,
-    refuse_removed,
     require_choice,
     require_flag,
     require_fraction,
@@ -54,6 +53,7 @@ from labkit.util.arguments import (
     require_range,
     require_seed,
 )
+from labkit.util.gone import refuse_arguments
 from labkit.util.process import PerProcess, use_one_torch_thread
 
 
@@ -112,7 +112,7 @@ class BatchLoader(Labeled, Resumable):
         transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
             torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
             shape. Its draws, too, depend only on (seed, epoch, index). `labkit.loading.own_transform.OwnTransform` has
-            the rules, and `transform_time` what it takes.
+            the rules.
 
     Batches: `(images, labels)`; images (batch_size, 3, height, width) RGB of `dtype` in `memory_format`, or with
     `crops` a list of such tensors, one for each crop; labels int64 (batch_size,), or what `labels` makes of them. With
@@ -185,7 +185,7 @@ class BatchLoader(Labeled, Resumable):
         transform: Callable[[Any], Any] | None = None,
         **removed: Never,
     ):
-        refuse_removed("BatchLoader", removed)
+        refuse_arguments("BatchLoader", removed)
         self.batch_size = batch_size = require_int("batch_size", batch_size)
         self.size = size
         self._seed = seed = require_seed(seed)
@@ -270,12 +270,6 @@ class BatchLoader(Labeled, Resumable):
             self._filler = EncodedFiller(source, data.keys, scaled_decoding, data._skips)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
-
-    @property
-    def transform_time(self) -> LockTime | None:
-        """What `transform` takes, and what threads lose by it, as far as it was measured in this process."""
-        own = self._views[0].writer.transform
-        return own.lock_time() if own else None
 
     @property
     def skipped(self) -> list[Skipped]:

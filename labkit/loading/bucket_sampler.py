@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,50 +12,40 @@ from labkit.data.buckets import Buckets, upright_sizes
 from labkit.errors import ArgumentError
 from labkit.loading.samplers import CountsEpochs
 from labkit.loading.seeding import permutation
-from labkit.util.arguments import require_a, require_choice, require_int, require_seed
+from labkit.util.arguments import require_a, require_int, require_seed
 from labkit.util.process import rank_and_world_size
 from labkit.util.strings import PackedStrings
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_REMAINDERS = ("keep", "drop", "fill")
 _OF_BATCHES = 1  # seeds the order of batches; that of images has (seed, epoch) alone
 
 
-def cut_batches(numbers: np.ndarray, order: np.ndarray, batch_size: int, remainder: str) -> list[np.ndarray]:
+def cut_batches(numbers: np.ndarray, order: np.ndarray, batch_size: int) -> list[np.ndarray]:
     """Batches bucket by bucket.
 
     Args:
         numbers: Of each image's bucket, int64 (N,).
         order: In which images of a bucket follow each other, int64 (N,).
-        batch_size, remainder: As for `BucketBatchSampler`.
+        batch_size: The last batch of a bucket may be smaller.
     """
     order = order[np.argsort(numbers[order], kind="stable")]
     batches: list[np.ndarray] = []
     for group in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
-        if remainder == "drop":
-            group = group[: len(group) // batch_size * batch_size]
-        elif remainder == "fill":
-            group = np.resize(group, -(-len(group) // batch_size) * batch_size)  # NumPy repeats them from the first on
         batches += [group[at : at + batch_size] for at in range(0, len(group), batch_size)]
     return batches
 
 
-def balance_over_ranks(batches: list[np.ndarray], world_size: int, remainder: str) -> list[np.ndarray]:
-    """A multiple of `world_size` batches: the last are dropped, the first repeated, or the largest halved.
+def balance_over_ranks(batches: list[np.ndarray], world_size: int) -> list[np.ndarray]:
+    """A multiple of `world_size` batches: as many of the largest as it takes are halved.
 
     Raises:
-        ValueError: with `"keep"`, there are fewer images than batches are needed.
+        ValueError: there are fewer images than batches are needed.
     """
-    if remainder == "drop":
-        return batches[: len(batches) // world_size * world_size]
-    n_missing = -len(batches) % world_size
-    if remainder == "fill":
-        return batches + list(islice(cycle(batches), n_missing))
     batches, lengths = list(batches), np.array([len(batch) for batch in batches])
     check_halving(int(lengths.sum()), len(batches), world_size)
-    for _ in range(n_missing):
+    for _ in range(-len(batches) % world_size):
         place = int(lengths.argmax())
         whole, half = batches[place], -(-int(lengths[place]) // 2)
         batches[place : place + 1] = [whole[:half], whole[half:]]
@@ -68,11 +57,10 @@ def balance_over_ranks(batches: list[np.ndarray], world_size: int, remainder: st
 def check_halving(n_images: int, n_batches: int, world_size: int) -> None:
     """Raise ValueError where halving cannot give each rank as many batches: there are too few images."""
     if n_images < n_batches + -n_batches % world_size:
-        others = '"fill"' if n_images < world_size else '"drop" or "fill"'
+        or_larger = ", or a larger batch_size" if n_images >= world_size else ""
         raise ArgumentError(
-            f'remainder="keep" cannot give {world_size} ranks equally many batches: {n_images} images make {n_batches} '
-            "batches, and too few can be halved. Use another number of ranks, or begin an epoch with "
-            f"remainder={others}"
+            f"BucketBatchSampler cannot give {world_size} ranks equally many batches: {n_images} images make "
+            f"{n_batches} batches, and too few can be halved. Use another number of ranks{or_larger}"
         )
 
 
@@ -84,22 +72,15 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
             may be left out; `make_loader` checks that paths and keys match. All ranks need the same frame.
         batch_size: Largest number of images in a batch.
         buckets: The same as the data set's. Default: `Buckets.fit(sizes)`, which `buckets` then holds.
-        remainder: What becomes of a bucket's last images if they are fewer than `batch_size`, and of batches that
-            the ranks cannot share evenly.
-            `"keep"`: a smaller batch. If the ranks cannot share the batches evenly, some of the largest are halved
-            until they can, so each image comes exactly once an epoch, over all ranks.
-            `"drop"`: they are left out of the epoch, `n % batch_size` images of each bucket of n; and so are as many
-            whole batches as remain beyond a multiple of the ranks. All batches are full. Which images are left out
-            changes with the epoch if it shuffles.
-            `"fill"`: the batch is filled with images of the same bucket that are in this epoch already; and batches
-            from the epoch's beginning are repeated until the ranks can share them evenly. All batches are full, and
-            each image comes at least once.
         shuffle: A new order of images and of batches each epoch. False: bucket by bucket, in the order of the rows.
         seed: The order depends only on (seed, epoch). Each pass is the next epoch, unless `set_epoch` is called: with
             several ranks, call it before each epoch. The loaders of `make_loader` and accelerate do.
         rank, world_size: Of this process. Default: those of `torchrun`'s environment, or of `torch.distributed`, when
             an epoch begins. Each rank gets every `world_size`-th batch. All get equally many batches, but in one step
             two ranks may have different shapes.
+
+    Each image comes exactly once an epoch, over all ranks: a bucket's last images make a smaller batch, and where the
+    ranks cannot share the batches evenly, some of the largest are halved until they can.
 
     Attributes:
         buckets: The `Buckets` in use, for the data set.
@@ -112,8 +93,7 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
     >>> images, labels = next(iter(lk.make_loader(dataset, batch_sampler=sampler)))
 
     Raises:
-        ValueError: a wrong argument or frame; no batch for some rank; or, with `"keep"`, too few images for equally
-            many batches.
+        ValueError: a wrong argument or frame, or too few images for equally many batches.
 
     Taught in: notebooks/10_image_sizes.ipynb
     """
@@ -124,14 +104,12 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         batch_size: int,
         *,
         buckets: Buckets | None = None,
-        remainder: str = "keep",
         shuffle: bool = True,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
     ):
         self.batch_size = require_int("batch_size", batch_size)
-        self.remainder = require_choice("remainder", remainder, _REMAINDERS)
         self.shuffle, self.seed = bool(shuffle), require_seed(seed)
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"rank and world_size must be given together, got {rank} and {world_size}")
@@ -146,21 +124,9 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of an epoch for each rank."""
-        world_size, counts = self.num_replicas, np.bincount(self._numbers)
-        if self.remainder != "drop":
-            n_batches = int((-(-counts // self.batch_size)).sum())
-            if self.remainder == "keep":
-                check_halving(len(self._indices), n_batches, world_size)
-            return -(-n_batches // world_size)
-        n_batches = int((counts // self.batch_size).sum())
-        if n_batches < world_size:
-            is_possible = len(self._indices) >= world_size
-            remedy = "fewer buckets (a larger step), a smaller batch_size" if is_possible else "fewer ranks"
-            raise ArgumentError(
-                f'remainder="drop" leaves {n_batches} full batches of {self.batch_size} for {world_size} ranks: use '
-                f'{remedy}, or remainder="fill"'
-            )
-        return n_batches // world_size
+        n_batches = int((-(-np.bincount(self._numbers) // self.batch_size)).sum())
+        check_halving(len(self._indices), n_batches, self.num_replicas)
+        return -(-n_batches // self.num_replicas)
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._count(self._batches)
@@ -182,19 +148,19 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
             before: (batches that each rank had, number of ranks), for each number of ranks that the epoch has seen.
 
         Raises:
-            ValueError: with `"keep"`, fewer images are left than the ranks need for one batch each.
+            ValueError: fewer images are left than the ranks need for one batch each.
         """
         return self._batches(int(self.epoch), before)
 
     def _batches(self, epoch: int, before: Sequence[Sequence[int]] = ()) -> Iterator[list[int]]:
         n_rows = len(self._numbers)
         order = permutation(n_rows, self.seed, epoch).numpy() if self.shuffle else np.arange(n_rows)
-        batches = cut_batches(self._numbers, order, self.batch_size, self.remainder)
+        batches = cut_batches(self._numbers, order, self.batch_size)
         if self.shuffle:
             batches = [batches[place] for place in permutation(len(batches), self.seed, epoch, _OF_BATCHES).tolist()]
         for n_batches, n_ranks in before:
-            batches = balance_over_ranks(batches, n_ranks, self.remainder)[n_batches * n_ranks :]
-        batches = balance_over_ranks(batches, self.num_replicas, self.remainder)[self.rank :: self.num_replicas]
+            batches = balance_over_ranks(batches, n_ranks)[n_batches * n_ranks :]
+        batches = balance_over_ranks(batches, self.num_replicas)[self.rank :: self.num_replicas]
         return (self._indices[batch].tolist() for batch in batches)
 
     @cached_property
@@ -203,12 +169,6 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         names, offsets = self._paths.arrays()
         numbers = np.concatenate([self._indices, self._numbers, np.ravel(self.buckets.shapes), offsets])
         return zlib.crc32(names.tobytes(), zlib.crc32(numbers.astype("<i8").tobytes()))
-
-    def buckets_of(self, n_images: int) -> np.ndarray:
-        """The number of the bucket of each image of a data set, int64 (n_images,); -1: it is in none."""
-        found = np.full(n_images, -1, np.int64)
-        found[self._indices] = self._numbers
-        return found
 
     def check_dataset(self, dataset: Any) -> None:
         """Raise ValueError where keys of the data set, if it has any, are not the paths of these rows."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from labkit.data.dataset import SkipLog
 from labkit.data.decode import decode, jpeg_orientation, max_pixels
-from labkit.data.partial_jpeg import SCALES, Frame, Part, open_decoder
+from labkit.data.partial_jpeg import SCALES, JpegHeader, Part, open_decoder
 from labkit.data.stores import Store, read_bytes
 from labkit.data.tiles import Tiling, cut, head_of, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
@@ -311,16 +311,16 @@ class _EncodedImage:
         self._decoder = decoder
         self._whole: np.ndarray | None = None
         self._head = head_of(data)
-        self.size = self._partial_decode_size() or Frame(*self._decode_whole().shape[:2])
+        self.size = self._partial_decode_size() or JpegHeader(*self._decode_whole().shape[:2])
 
-    def _partial_decode_size(self) -> Frame | None:
+    def _partial_decode_size(self) -> JpegHeader | None:
         """The size of a JPEG that can be decoded in parts: complete, upright beyond doubt, and not too large."""
         head = self._head
         is_upright = jpeg_orientation(self.data) == 1 if head is None or head.may_be_turned else True
         if not is_upright or not self.data.endswith(b"\xff\xd9"):
             return None
-        frame = Frame(head.height, head.width) if head else self._decoder.header(self.data)
-        return frame if frame and frame.height * frame.width <= max_pixels() else None
+        header = JpegHeader(head.height, head.width) if head else self._decoder.header(self.data)
+        return header if header and header.height * header.width <= max_pixels() else None
 
     def _decode_whole(self) -> np.ndarray:
         if self._whole is None:

@@ -10,73 +10,45 @@ from typing import Any
 
 import numpy as np
 
-from labkit.data.decode import DECODERS, decode
-from labkit.data.partial_jpeg import is_scalable
+from labkit.data.decode import decode
 from labkit.data.stores import Store, read_bytes
-from labkit.util.arguments import require_choice, require_int
+from labkit.util.arguments import require_int
 from labkit.util.machine import usable_cores
 
 BATCH = 64
 _BLOCKS_BYTES = 128 * 2**20  # all blocks of sources, and the same of targets: together several times the usual caches
 
 
-def decode_limit(store: Store, *, num_threads: int | None = None, decoder: str = "turbojpeg") -> "Limit":
+def decode_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
     """Decode every image of a store at full size on all cores, and do nothing else: the limit of the JPEG path.
 
     The files are read into memory once, when this is called. Each pass decodes them to RGB in threads and drops the
-    pixels: no reading, no crop, no resize, no batch. No loader that decodes whole images with this decoder on these
-    cores can be faster. A loader that decodes only part of an image (at a DCT scale, or only the crop) can.
+    pixels: no reading, no crop, no resize, no batch. No loader that decodes whole images on these cores can be faster.
+    A loader that decodes only part of an image (at a DCT scale, or only the crop) can. The decoder, turbojpeg, gets the
+    bytes without the checks of `lk.decode`; what it refuses (a PNG, a warning) goes to `lk.decode`.
 
     Args:
         store: Encoded images.
         num_threads: Default: the usable cores.
-        decoder: One of `DECODERS`. `"turbojpeg"`, the fastest, gets the bytes without the checks of `lk.decode`; what
-            it refuses (a PNG, a warning) goes to `lk.decode`, as every image does with another decoder.
 
     Returns:
         An iterable for `compare`: each pass yields the number of images decoded, 64 at a time and then the rest.
 
     Raises:
-        ValueError: unknown decoder, or fewer than one thread.
+        ValueError: fewer than one thread.
         DecodeError: while iterating, an image cannot be decoded; names it.
     """
-    require_choice("decoder", decoder, DECODERS)
-
-    def work(key: str, data: bytes) -> None:
-        _decode_unchecked(key, data) if decoder == "turbojpeg" else decode(data, decoder, key=key)
-
-    return _limit_of_images(store, work, num_threads)
+    images = [(key, read_bytes(store, key)) for key in store.keys()]  # noqa: SIM118
+    return Limit(len(images), _thread_count(num_threads), lambda sizes: images, _decode_unchecked, report_every=BATCH)
 
 
-def entropy_limit(store: Store, *, num_threads: int | None = None) -> "Limit":
-    """Undo the entropy coding of every JPEG on all cores, and little else: what no choice of a crop can avoid.
-
-    libjpeg-turbo decodes each image at 1/8 of its size. It then reads every Huffman code, but computes only one pixel
-    of each block of 64. A loader that stops below the rows of its crop can be a little faster; one that skips columns
-    or decodes at a reduced size cannot.
-
-    Arguments and the iterable as for `decode_limit`; images that are no plain JPEGs are decoded whole.
-    """
-    eighth = {"fastdct": True, "fastupsample": True, "min_height": 1, "min_width": 1}
-
-    def work(key: str, data: bytes) -> None:
-        _decode_unchecked(key, data, **(eighth if is_scalable(data) else {}))
-
-    return _limit_of_images(store, work, num_threads)
-
-
-def _decode_unchecked(key: str, data: bytes, **options: Any) -> None:
+def _decode_unchecked(key: str, data: bytes) -> None:
     import simplejpeg
 
     try:
-        simplejpeg.decode_jpeg(data, "RGB", **options)  # releases the GIL
+        simplejpeg.decode_jpeg(data, "RGB")  # releases the GIL
     except ValueError:
         decode(data, "turbojpeg", key=key)
-
-
-def _limit_of_images(store: Store, work: Callable[[str, bytes], None], num_threads: int | None) -> "Limit":
-    images = [(key, read_bytes(store, key)) for key in store.keys()]  # noqa: SIM118
-    return Limit(len(images), _thread_count(num_threads), lambda sizes: images, work, report_every=BATCH)
 
 
 def memcpy_limit(n_images: int, *, size: int = 224, num_threads: int | None = None) -> "Limit":

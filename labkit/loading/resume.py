@@ -550,7 +550,7 @@ def _crc32_of(keys: Any) -> int:
 
 def _describe(batch_sampler: Any) -> str:
     sampler = getattr(batch_sampler, "sampler", batch_sampler)
-    names = ("shuffle", "seed", "drop_last", "remainder", "sizes_crc32")
+    names = ("shuffle", "seed", "drop_last", "sizes_crc32")
     settings = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
     if isinstance(weights := getattr(sampler, "weights", None), torch.Tensor):
         settings |= {

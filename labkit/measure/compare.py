@@ -67,7 +67,6 @@ def compare(
     warmups: int = 1,
     experiment: str = "",
     seed: int = 0,
-    evict: Callable[[], int] | Mapping[str, Callable[[], int]] | None = None,
     count: Callable[[Any], int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
@@ -88,8 +87,6 @@ def compare(
         warmups: Rounds before them, of about one pass per variant, marked `is_warmup`, never summarized.
         experiment: Its name.
         seed: Of the order of variants within rounds; every second round mirrors the one before.
-        evict: Called before each run, outside the clock: drops files from the page cache and returns their bytes, as
-            `lambda: course.evict(paths)`. A mapping applies to the variants it names. Such runs read each byte once.
         count, clock: Return the images of other kinds of batches, and, for tests, the seconds.
         progress: Show a progress bar.
         rung: Whether it is a notebook's main comparison, which a tour's page draws. Others take the fewest rounds
@@ -138,7 +135,7 @@ def compare(
         stopping = Stopping(scale().rounds, precision, budget_s, clock)
     else:
         stopping = Stopping(min(scale().rounds, _FEWEST_ROUNDS), precision, 0, clock)
-    runner = _Runner(variants, baseline, experiment or "compare", evict, count or count_images, clock)
+    runner = _Runner(variants, baseline, experiment or "compare", count or count_images, clock)
     rows = runner.run_rounds(stopping, warmups, seed, progress)
     # What one pass delivers: how often a loader was lengthened depends on its speed.
     passes = [(row["variant"], images) for row in rows if (images := row.pop("pass_images")) is not None]
@@ -236,7 +233,6 @@ class _Runner:
     variants: Mapping[str, Factory]
     baseline: str
     name: str
-    evict: Callable[[], int] | Mapping[str, Callable[[], int]] | None
     count: Callable[[Any], int]
     clock: Callable[[], float]
     n_steady_batches: dict[str, int | None] = field(default_factory=dict)  # as planned in a variant's first run
@@ -272,8 +268,6 @@ class _Runner:
         return sorted(rows, key=lambda row: (row["round"], labels.index(row["variant"])))
 
     def _run(self, label: str, memory: PeakMemory, keep: Callable[[Any], None], *, is_warmup: bool) -> dict[str, Any]:
-        evict = self.evict.get(label) if isinstance(self.evict, Mapping) else self.evict
-        evicted = evict() if evict else 0
         gc.collect()
         memory.begin()
         before = tree_usage()
@@ -287,7 +281,7 @@ class _Runner:
             keep=keep,
         )
         try:
-            iterable, measured = watch.time(self.variants[label], lengthen=evict is None)
+            iterable, measured = watch.time(self.variants[label])
             reported = {name: getattr(iterable, name) for name in _REPORTED_BY_LOADERS if hasattr(iterable, name)}
         except NoBatch:
             raise VariantError(redact(f"variant {label!r} yielded no batch"), label) from None
@@ -302,8 +296,7 @@ class _Runner:
                 label,
             ) from None
         self.n_steady_batches[label] = watch.n_steady_batches
-        asked = evict is not None
-        page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes, asked=asked, evicted=evicted)
+        page_cache = page_cache_state(before.read_bytes, tree_usage().read_bytes)
         return {"page_cache": page_cache, **measured, **reported}
 
 

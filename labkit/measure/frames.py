@@ -19,7 +19,7 @@ peak_mem_mb: Taken in the first round only, since reading it would disturb the o
 batch_size, num_workers: Of the loader, if it has attributes of these names.
 torch_num_threads: torch's threads when `compare` was called, the same for all variants.
 storage: A factor: where the data lie. A name that contains "simulated" marks plots.
-page_cache: Whether the data were in it: "warm", "cold", "not cold" or "unknown".
+page_cache: Whether the data were in it: "warm" if nothing was read from storage, else "unknown".
 seed: Of the order of the runs.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
 device, env_id: "cpu", "cuda" or "cuda (simulated)"; the machine, by `labkit.util.machine.env_id`.

@@ -15,7 +15,6 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
-from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from labkit.measure.frames import measured_runs
@@ -28,7 +27,7 @@ from labkit.measure.statistics import (
     paired_ratios,
     quiet_summary,
 )
-from labkit.util.arguments import require_a, require_choice
+from labkit.util.arguments import require_a
 from labkit.util.process import warn_caller
 
 WIDTH_IN = 7.0  # of every figure: on a page 600 pixels wide the smallest text is then 10.7 pixels high
@@ -122,10 +121,8 @@ def plot_speedup(
     *,
     ax: Axes | None = None,
     title: str = "",
-    of: str = "",
     baseline: str | None = None,
     ceiling: float | None = None,
-    xscale: str = "linear",
 ) -> Axes:
     """Speed-up of each variant over the baseline: the ratio of every round as a dot, its mean with a 95 % interval.
 
@@ -135,19 +132,14 @@ def plot_speedup(
     Args:
         data: Runs, as `compare` gives them.
         title: Default: how many times as fast a variant is, and of which it is.
-        of: The variant that the default title speaks of; default: the one that is certainly faster by most.
         baseline: Default: the frame's own.
         ceiling: Speed-up that no loader can exceed here, drawn as a dashed line.
-        xscale: "linear" or "log", for ratios of several orders of magnitude.
 
     >>> lk.plot_speedup(runs)  # doctest: +SKIP
     """
-    require_choice("xscale", xscale, ("linear", "log"))
     summary, runs = quiet_summary(data, baseline), measured_runs(data)
     base = summary.index[summary["verdict"] == "baseline"][0]
     others = summary.drop(index=base)
-    if of:
-        require_choice("of", of, others.index)
     ax = ax or make_axes(rows=len(others) + 1.6)  # with the legend
     marks = [1.0, *others["speedup"], *([] if ceiling is None else [ceiling])]
     for row, (label, estimate) in enumerate(others.iterrows()):
@@ -164,15 +156,12 @@ def plot_speedup(
     _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {format_ratio(ceiling)}x", color=LIMIT, linestyle="--", side="left")
-    if xscale == "log":
-        _use_log_ratios(ax, others)
-    else:  # wide enough for all marks and for all but very long intervals
-        reach = max(max(marks) - min(marks), 0.05)
-        _limit_axis(ax, max(min(marks) - reach, -0.03 * (max(marks) + reach)), max(marks) + reach)
+    reach = max(max(marks) - min(marks), 0.05)  # wide enough for all marks and for all but very long intervals
+    low, high = ax.get_xlim()
+    ax.set_xlim(max(low, min(marks) - reach, -0.03 * (max(marks) + reach)), min(high, max(marks) + reach))
 
     put_legend_below(ax, columns=2, side="right")
-    told = title or describe(others.set_axis(named), name_storage(base, runs), of and name_storage(of, runs))
-    write_title(ax, told)
+    write_title(ax, title or describe(others.set_axis(named), name_storage(base, runs)))
     return ax
 
 
@@ -297,20 +286,3 @@ def _draw_line(ax: Axes, x: float, label: str, *, color: Any, linestyle: str, si
     ax.axvline(x, color=color, linestyle=linestyle, linewidth=1.2, zorder=1)
     place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": side, "va": "bottom"}
     ax.annotate(label, (x, 1.0), **place, color=color, fontsize=SMALL_PT)
-
-
-def _limit_axis(ax: Axes, low: float, high: float) -> None:
-    """Cut the axis of speed-ups at two limits, if it goes beyond them."""
-    shown = ax.get_xlim()
-    ax.set_xlim(max(shown[0], low), min(shown[1], high))
-
-
-def _use_log_ratios(ax: Axes, estimates: pd.DataFrame) -> None:
-    """Make the axis of speed-ups logarithmic, wide enough for all estimates and for all but very long intervals."""
-    ax.set(xscale="log")
-    _limit_axis(ax, min(estimates["speedup"].min(), 1) / 10, max(estimates["speedup"].max(), 1) * 10)
-    low, high = ax.get_xlim()  # a few ticks with short labels, whatever the limits
-    ticks: Locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,), numticks=10)
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 3 * low else ticks)
-    ax.xaxis.set_major_formatter("{x:g}x")
-    ax.xaxis.set_minor_formatter(NullFormatter())

@@ -10,7 +10,6 @@ from labkit.errors import ArgumentError
 from labkit.measure.frames import measured_runs
 from labkit.measure.intervals import format_ratio, side_of_one, speedup_interval, speedup_of
 from labkit.measure.usage import MAX_OTHERS
-from labkit.util.arguments import require_choice
 from labkit.util.machine import usable_cores
 from labkit.util.process import warn_caller
 
@@ -171,12 +170,13 @@ def disturbances(own: pd.DataFrame) -> list[str]:
     return [note for note, is_much in found.items() if is_much]
 
 
-def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | None = None) -> str:
+def conclude(frame: pd.DataFrame, baseline: str | None = None) -> str:
     """Say in one sentence what the runs show: the ratio to the baseline, its interval, and whether it is certain.
+
+    It speaks of the variant that is faster by most, and then of all inconclusive ones.
 
     Args:
         frame: Runs, as `compare` returns them.
-        variant: The variant to speak of; default: the one that is faster by most, then all inconclusive ones.
         baseline: The variant that it is compared with; default: the frame's own.
 
     Returns:
@@ -186,7 +186,7 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     >>> lk.conclude(runs)  # doctest: +SKIP
 
     Raises:
-        ValueError: an unknown variant, no variant besides the baseline, or a frame that `summarize` refuses.
+        ValueError: no variant besides the baseline, or a frame that `summarize` refuses.
 
     Taught in: notebooks/00_measure.ipynb
     """
@@ -195,8 +195,6 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     others = summary.drop(index=base)
     if others.empty:
         raise ArgumentError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
-    if variant is not None:
-        others = others.loc[[require_choice("variant", variant, others.index)]]
     names = {label: f'"{name_storage(label, frame)}"' for label in summary.index}  # quoted: labels may contain commas
 
     best = most_telling(others)
@@ -219,15 +217,14 @@ def conclude(frame: pd.DataFrame, variant: str | None = None, baseline: str | No
     return "; ".join([told, *dict.fromkeys(filter(None, notes))]) + "."
 
 
-def describe(others: pd.DataFrame, base: str, of: str = "") -> str:
-    """A ratio in a few words, and what is inconclusive: the title of a plot.
+def describe(others: pd.DataFrame, base: str) -> str:
+    """The most telling ratio in a few words, and whether it is inconclusive: the title of a plot.
 
     Args:
         others: Rows of `summarize` without the baseline's, by the names to use.
         base: The baseline's name.
-        of: The variant to speak of; default: the one that is certainly faster by most.
     """
-    best = of or most_telling(others)
+    best = most_telling(others)
     low, high, ratio = others.loc[best, ["ci_low", "ci_high", "speedup"]]
     told = f"{best}: {format_ratio(ratio)} times as fast as {base}"
     return f"{told}, inconclusive" if low <= 1 <= high or np.isnan(low) else told

@@ -24,8 +24,6 @@ from labkit.util.arguments import require_callable, require_int, require_iterabl
 from labkit.util.process import closing_pass
 from labkit.util.tensor_trees import map_tensors, move_tensors
 
-_COLD_SHARE = 0.9  # of the evicted bytes that must come from storage for a run to count as cold
-
 
 def count_images(batch: Any) -> int:
     """Images in a batch, by the rule in `compare`."""
@@ -53,14 +51,9 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def page_cache_state(before: int | None, after: int | None, *, asked: bool = False, evicted: int = 0) -> str:
+def page_cache_state(before: int | None, after: int | None) -> str:
     """The state of the page cache, from `read_bytes` before and after a run."""
-    if before is None or after is None:
-        return "unknown"
-    read = after - before
-    if asked:
-        return "cold" if evicted and read >= _COLD_SHARE * evicted else "not cold"
-    return "warm" if read == 0 else "unknown"
+    return "warm" if before is not None and before == after else "unknown"
 
 
 class LoaderWrapper:
@@ -268,12 +261,10 @@ class Stopwatch:
     n_steady_batches: int | None = None
     keep: Callable[[Any], object] = lambda iterable: None
 
-    def time(self, factory: Factory, *, lengthen: bool = True) -> tuple[Any, dict[str, Any]]:
+    def time(self, factory: Factory) -> tuple[Any, dict[str, Any]]:
         """Run a factory's iterable to its end; return it, and the run's columns as `labkit.compare` describes them.
 
-        Args:
-            factory: Returns the iterable.
-            lengthen: Repeat the indices of a loader that allows it, until its state has been steady long enough.
+        The indices of a loader that allows it are repeated until its state has been steady long enough.
 
         Raises:
             NoBatch: the iterable is empty.
@@ -285,7 +276,7 @@ class Stopwatch:
         iterable = factory()
         self.keep(iterable)
         with (
-            repeating(iterable if lengthen else None, lambda: is_wanted) as per_pass,
+            repeating(iterable, lambda: is_wanted) as per_pass,
             closing_pass(iter(iterable), iterable) as self._batches,
         ):
             self._per_pass = per_pass or 0

@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from labkit.errors import ArgumentError
 from labkit.measure.frames import save_frame
 from labkit.measure.plots import WIDTH_IN
 from labkit.peers.peer import CLASSES, OWN_PHOTOS, missing_modules
@@ -15,27 +14,6 @@ from labkit.peers.registry import PEERS, compare_own, compare_peers
 from labkit.util.files import check_writable, write_atomic
 from labkit.util.machine import env_id
 from labkit.util.pictures import png_bytes
-
-#: Names of earlier versions, in lower case -> what to use instead. To be removed with the next version.
-GONE_NAMES = {
-    **dict.fromkeys(("torchcodec", "pil draft", "opencv reduced"), "notebook 02 compares decoders"),
-    **dict.fromkeys(
-        ("torchdata nodes", "grain", "datago", "mosaicml-streaming"),
-        "write an adapter for it, as in notebook 13, and pass it to course.compare_peers(peers=[...])",
-    ),
-    "tiled-uint8": "time a folder that lk.tile_jpegs wrote: --own FOLDER",
-    **dict.fromkeys(
-        ("multicrop-uint8", "multicrop-tiled-uint8"),
-        "time it with lk.compare, over lk.BatchLoader(crops=...) and a loader of your own",
-    ),
-}
-
-
-def refuse_gone_names(option: str, names: Sequence[str]) -> None:
-    """Say what to use instead of a name that an option accepted in an earlier version."""
-    for name in names:
-        if name.lower() in GONE_NAMES:
-            raise ArgumentError(f"{option} {name} is gone: {GONE_NAMES[name.lower()]}")
 
 
 def list_peers() -> None:
@@ -56,7 +34,6 @@ def run_peers(
     own: str = "",
     only: Sequence[str] = (),
     rounds: int | None = None,
-    results: Path = Path("results"),
 ) -> None:
     """Compare the peers, print the table, and write `results/<env_id>/peers-<peer_class>.csv` and `.png`.
 
@@ -67,7 +44,7 @@ def run_peers(
     Other arguments, and errors, as for `compare_peers`.
     """
     title = OWN_PHOTOS.title if own else CLASSES[peer_class].title
-    folder = results.resolve() / env_id()
+    folder = Path("results").resolve() / env_id()
     check_writable(folder, "run labkit in another folder, or make room there")
     if own:
         frame = compare_own(own, only=only, rounds=rounds)

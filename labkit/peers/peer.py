@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.data.labels import labels_of
 from labkit.data.stores import FolderStore
-from labkit.loading.augment import Recipe
+from labkit.loading import augment
 from labkit.util.files import write_atomic
 from labkit.util.machine import package_version, usable_cores
 
@@ -22,7 +22,7 @@ JPEG_FILES, JPEG_PACKED, RAW_PIXELS = "JPEG files", "JPEG in own format", "raw p
 FULL_SIZE, PART, SCALED = "full size", "part", "scaled"
 UINT8, FLOAT32 = "uint8", "float32"
 
-MEAN, STD = Recipe().mean, Recipe().std  # ImageNet's, as nearly every training normalizes
+MEAN, STD = augment.MEAN, augment.STD
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a crop
 
 

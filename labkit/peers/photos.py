@@ -23,7 +23,7 @@ from labkit.peers.peer import CLASSES, Work
 from labkit.util.arguments import require_choice, require_int, require_local_path
 from labkit.util.files import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, walk, write_atomic
 from labkit.util.machine import labkit_home, scale, usable_cores
-from labkit.util.pictures import encode_image
+from labkit.util.pictures import WidthHeight, encode_image
 from labkit.util.process import progress_bar
 
 # Enough for 16 batches of 64 in an epoch, and for raw pixels several times as large as a cache; fewer at `ci` scale,
@@ -107,7 +107,7 @@ class OwnPhotos:
     Attributes:
         files: Its files by suffix; those that are no images are "other".
         left_out: Those drawn that not all loaders read, by reason.
-        sizes, n_bytes: Width and height, and bytes, of each photo of the sample.
+        sizes, n_bytes: Pixels, and bytes, of each photo of the sample.
         kinds: How many of them are gray or progressive.
         n_names: Photos of an epoch: of a small sample, each is read several times.
         core_s: What an epoch is expected to take a core.
@@ -115,7 +115,7 @@ class OwnPhotos:
 
     files: Counter[str]
     left_out: Counter[str] = field(default_factory=Counter)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[WidthHeight] = field(default_factory=list)
     n_bytes: list[int] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     n_names: int = 0
@@ -200,7 +200,7 @@ def _name(number: int) -> str:
     return f"{number % _N_FOLDERS}/{number:05d}.jpg"
 
 
-_Photo = tuple[bytes, tuple[int, int], list[str]]
+_Photo = tuple[bytes, WidthHeight, list[str]]
 
 
 def _load_fitting(names: list[str], left_out: Counter[str]) -> Iterator[_Photo]:

@@ -7,7 +7,7 @@ limit is refused. Pixels have a limit of their own, `labkit.data.decode.max_pixe
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
@@ -52,26 +52,6 @@ def require_range(name: str, values: Any, *, maximum: float = math.inf) -> None:
         raise ArgumentError(
             f"{name} must be (smallest, largest) with 0 < smallest <= largest <= {maximum}, got {values!r:.200}"
         )
-
-
-# Arguments of earlier versions, and what takes their place; each is refused with this line for one version.
-_REMOVED = {
-    ("BatchLoader", "num_processes"): "start one process per GPU, or load with lk.make_loader, which has workers",
-    ("BatchLoader", "fit"): 'pad or stretch by a v2 transform, with lk.ImageDataset and lk.make_loader; "crop" is how '
-    "train=False looks at an image",
-    ("BatchLoader", "fill"): "pad by v2.Pad(..., fill=), with lk.ImageDataset and lk.make_loader",
-    ("BatchLoader", "targets"): "give masks, boxes and points as torchvision.tv_tensors, by a data set of your own and "
-    "lk.make_loader",
-    ("read_shards", "cache"): "copy the shards to a local folder first, as by `aws s3 sync`, and read that",
-}
-
-
-def refuse_removed(function: str, given: Mapping[str, Any]) -> None:
-    """TypeError for arguments that a function does not have; one that it had names what takes its place."""
-    for name in given:
-        if remedy := _REMOVED.get((function, name)):
-            raise WrongTypeError(f"{function}() no longer has the argument {name!r}: {remedy}")
-        raise WrongTypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def check_normalization(mean: Any, std: Any) -> None:

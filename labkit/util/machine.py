@@ -115,7 +115,6 @@ class Scale:
     n_camera: int
     batch_size: int
     rounds: int
-    warmups: int = 1
     budget_s: float = 2.5
     min_steady_s: float = 0.25
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # photos are made without plotting libraries
     from matplotlib.figure import Figure
 
+WidthHeight = tuple[int, int]  # pixels: the order of Pillow and of file names; arrays have the other one
+
 
 def encode_image(image: Any, image_format: str, **options: Any) -> bytes:
     """A Pillow image as a file of a format, such as `"JPEG"`, with the options of its `save`."""

@@ -14,11 +14,10 @@ from PIL import Image
 import labkit as lk
 from labkit import course
 from labkit.app.cli import main
-from labkit.app.gone import GONE
 from labkit.app.notebooks import find_notebooks
 from labkit.course.results import known_results
-from labkit.peers.command import GONE_NAMES
 from labkit.peers.photos import sample_photos
+from labkit.util.gone import GONE
 from tests.image_files import write_pictures
 from tests.paths import REPO, invoke
 from tests.tars import make_tar
@@ -89,12 +88,12 @@ def test_a_notebook_that_is_named_is_found_and_one_that_is_none_is_left_out(tmp_
 
 def test_what_takes_the_place_of_commands_names_and_options_is_there(tmp_path):
     """Commands by their help, and names by their modules."""
-    assert "`lk.plan` does it" in GONE["plan"]
+    assert "`lk.plan` does it" in GONE["labkit plan"]
     assert callable(lk.plan)
     assert "--store" in run("tour", "--help")[0]
-    assert hasattr(torch.profiler.profile, re.search(r"prof\.(\w+)\(path\)", GONE["watch --trace"])[1])
-    told = set(GONE_NAMES.values())
-    for command in (each for each in [*GONE.values(), *told] if "python -m labkit" in each):
+    assert hasattr(torch.profiler.profile, re.search(r"prof\.(\w+)\(path\)", GONE["labkit watch --trace"])[1])
+    told = set(GONE.values())
+    for command in (each for each in told if "python -m labkit" in each):
         words = shlex.split(re.search(r"`python -m labkit ([^`]*)`", command)[1])
         assert run(words[0], "--help")[1] == 0
     assert sum("course.compare_peers(peers=[...])" in each for each in told) == 1

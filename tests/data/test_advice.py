@@ -300,7 +300,9 @@ def test_a_pixel_file_that_is_of_others_is_made_elsewhere_or_again(photos, tmp_p
     said = refused(lambda: lk.PixelStore(path))
     assert "remove it and build it again with labkit.PixelStore.build(source, path)" in said
     path.unlink()
-    lk.PixelStore.build(photos, path, short_side=10, progress=False).verify(progress=False)
+    assert list(lk.PixelStore.build(photos, path, short_side=10, progress=False).keys) == list(
+        lk.FolderStore(photos).keys()
+    )
 
 
 def test_sixteen_bits_are_read_as_the_warning_says(tmp_path, monkeypatch):

@@ -29,7 +29,6 @@ from labkit.data import decode as decode_module
 from labkit.data.decode import load_decoder, missing_decoders
 from labkit.data.depth import decode_picture
 from labkit.data.partial_jpeg import LIBRARY_VARIABLE, load_library
-from labkit.loading.limits import entropy_limit
 from tests import jpeg_files, oriented_files
 from tests.fresh import fresh_copy
 from tests.image_files import encoded
@@ -433,11 +432,6 @@ def test_loaders_read_every_jpeg(sound, monkeypatch, library):
     assert {name for name, batch in batches.items() if batch is not None} == sound
     for name in ("lossless", "progressive"):
         assert difference(batches[name], batches["baseline"]) < 3
-
-
-def test_the_limit_by_entropy_coding_is_found_of_every_jpeg(sound):
-    n_codes = in_a_child(lambda: of_each_jpeg(lambda store: sum(entropy_limit(store, num_threads=1))))
-    assert {name for name, count in n_codes.items() if count} >= sound
 
 
 @pytest.mark.exhaustive

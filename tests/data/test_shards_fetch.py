@@ -277,7 +277,7 @@ def test_workers_open_connections_of_their_own(http, s3, expected, method):
 
 
 def test_an_argument_of_earlier_versions_names_what_takes_its_place(shards):
-    with pytest.raises(TypeError, match=r"no longer has the argument 'cache': copy the shards to a local folder first"):
+    with pytest.raises(TypeError, match=r"`read_shards\(cache=\)` is gone: copy the shards to a local folder first"):
         lk.read_shards(shards, cache=None)
 
 

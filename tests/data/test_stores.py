@@ -30,13 +30,10 @@ from labkit import (
     make_loader,
     open_store,
 )
-from labkit.course import evict
-from labkit.data.blobs import resident_fraction
 from labkit.data.labels import labels_of
 from labkit.data.shards_write import member_names, store_key
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import TarError
-from labkit.measure.usage import tree_usage
 from tests.children import in_children
 from tests.image_files import KEYS, encoded, put_in_memory, read_all
 from tests.paths import REPO
@@ -347,63 +344,6 @@ def test_the_index_of_an_object_is_kept_until_it_changes(s3, image_tar, tmp_path
 
 
 # The page cache: a measurement of a disk has to begin with cold files.
-
-
-@pytest.fixture
-def disk(tmp_path) -> Path:
-    """A folder whose files the kernel drops from its cache when asked by hand, and whose reads it counts."""
-    probe = tmp_path / "probe"
-    try:
-        with open(probe, "wb") as file:
-            file.write(os.urandom(100_000))
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        counted = re.compile(r"^read_bytes: (\d+)", re.MULTILINE)
-        before = int(counted.search(Path("/proc/self/io").read_text())[1])
-        probe.read_bytes()
-        read = int(counted.search(Path("/proc/self/io").read_text())[1]) - before
-    except (OSError, AttributeError) as error:
-        pytest.skip(f"this system cannot evict files or count what is read from storage: {error}")
-    if read < 100_000:
-        pytest.skip(f"the kernel kept an evicted file of {tmp_path}: a tmpfs?")
-    return tmp_path
-
-
-def read_from_storage(store: Store) -> int:
-    """Bytes that reading all of a store takes from the disk, as lk.compare counts them."""
-    before = tree_usage().read_bytes
-    assert all(map(store.read, store.keys()))
-    return tree_usage().read_bytes - before
-
-
-def test_what_a_store_evicts_is_gone_and_what_it_reads_is_back(disk, n_open_files):
-    sizes = (1, 4096, 1_000_001)
-    for size in sizes:
-        (disk / "set").mkdir(exist_ok=True)
-        (disk / "set" / f"{size}.jpg").write_bytes(os.urandom(size))
-    with tarfile.open(disk / "set.tar", "w") as tar:
-        tar.add(disk / "set", arcname=".")
-    folder, tar = FolderStore(disk / "set"), open_store(disk / "set.tar")
-    for store, files in ((folder, folder.paths()), (tar, [disk / "set.tar"])):
-        n_bytes = sum(path.stat().st_size for path in files)
-        before = n_open_files()
-        assert store.evict() == evict(files) == n_bytes
-        assert n_open_files() == before
-        assert resident_fraction(files) == 0
-        assert read_from_storage(store) >= sum(sizes)
-        assert resident_fraction(files) > 0.9
-        assert read_from_storage(store) < sum(sizes)
-    assert resident_fraction(folder.paths()) == 1
-    evict(folder.paths()[-1:])
-    assert 0 < resident_fraction(folder.paths()) < 1
-    (disk / "empty").touch()
-    assert resident_fraction([disk / "empty"]) == resident_fraction([]) == 0
-
-
-def test_what_lies_elsewhere_is_not_in_the_page_cache(image_tar):
-    with pytest.raises(OSError, match="is not a local file"):
-        TarStore(f"file://{image_tar}").evict()
 
 
 def test_one_function_reads_stores():

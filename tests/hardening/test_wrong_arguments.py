@@ -118,7 +118,6 @@ OTHERS = {
     "a recipe": (lambda value: lk.make_augment(value), [5, None, "bright", {}]),
     "a recipe's size": (lambda value: Recipe(size=value), [0, "224", (224, 224)]),
     "a disk": (lambda value: course.SimulatedStore("photos", value), ["hdd", 5, None]),
-    "files to evict": (lambda value: course.evict(value), ["photos", Path("photos"), b"photos"]),
     "a cache": (lambda value: lk.read_shards("shards", cache=value), ["folder", 5, Path("folder")]),
     "a config": (lambda value: lk.make_loader(dataset(), value), [32, "fast", {"batch_size": 4}]),
     "a sampler": (lambda value: loader(sampler=value), [5, "abc", b"abc", lk.FolderStore]),
@@ -231,10 +230,9 @@ def test_the_ends_of_the_range_are_seeds_everywhere(place, monkeypatch, tmp_path
     "call",
     [
         lambda **values: batch(dtype=torch.float32, **values),
-        lambda **values: Recipe(**values),
         lambda **values: first(lk.BatchLoader(lk.PixelStore("photos.pixels"), size=8, dtype=torch.float16, **values)),
     ],
-    ids=["BatchLoader", "Recipe", "pixels"],
+    ids=["BatchLoader", "pixels"],
 )
 def test_means_and_deviations_of_values_to_255_are_refused(place, monkeypatch, call):
     monkeypatch.chdir(place)

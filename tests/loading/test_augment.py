@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional
 import labkit as lk
 from labkit import course
 from labkit.loading.agreement import FIXED
-from labkit.loading.augment import RECIPES, Recipe
+from labkit.loading.augment import MEAN, RECIPES, STD, Recipe
 from labkit.loading.seeding import RandomSources
 from tests.loaders import Numbers, count_repeats, loader_of
 
@@ -62,9 +62,9 @@ def seeded(augment, seed=0):
     return augment
 
 
-def denormalised(result, recipe=RECIPES["light"]):
+def denormalised(result):
     """Values of 0 to 255 again."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     return (result * std + mean) * 255
 
 
@@ -255,7 +255,7 @@ def test_blur_solarize_and_normalize_are_kornias_own():
     batch = gradient().expand(4, 3, 48, 40).contiguous()
     floats = batch / 255
     recipe = replace(STILL, blur=1, blur_sigma=(1.3, 1.3), solarize=0)
-    mean, std = (torch.tensor(values) for values in (recipe.mean, recipe.std))
+    mean, std = torch.tensor(MEAN), torch.tensor(STD)
     expected = {
         recipe: kornia.filters.gaussian_blur2d(floats, (23, 23), torch.full((4, 2), 1.3)),
         replace(recipe, blur=0, solarize=1): kornia.enhance.solarize(floats, 127.5 / 255),

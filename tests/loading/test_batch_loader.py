@@ -522,7 +522,7 @@ class TestArgumentsThatAreGone:
         ("targets", {}, "torchvision.tv_tensors, by a data set of your own and lk.make_loader"),
     ])  # fmt: skip
     def test_name_their_successor(self, pictures, name, value, successor):
-        said = rf"^BatchLoader\(\) no longer has the argument '{name}': .*{successor}"
+        said = rf"^`BatchLoader\({name}=\)` is gone: .*{successor}"
         with pytest.raises(TypeError, match=said) as error:
             lk.BatchLoader(pictures, **{name: value})
         assert isinstance(error.value, lk.LabkitError)

@@ -1,8 +1,8 @@
-"""`lk.BucketBatchSampler`: what an epoch holds under each policy and for each rank, its order, state and refusals."""
+"""`lk.BucketBatchSampler`: what an epoch holds for each rank, its order, state and refusals."""
 
 import json
 from collections import Counter
-from itertools import chain, cycle, islice, pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import pandas as pd
@@ -41,20 +41,12 @@ def widths_of(sizes: pd.DataFrame, batch: list[int]) -> set[int]:
     return set(sizes.width.to_numpy()[batch].tolist())
 
 
-def without_shuffling(sizes: pd.DataFrame, batch_size: int, world_size: int, remainder: str) -> list[list[list[int]]]:
+def without_shuffling(sizes: pd.DataFrame, batch_size: int, world_size: int) -> list[list[list[int]]]:
     """The oracle, list by list: the batches of each rank, or an empty list or batch where there are too few."""
     batches = []
     for width, _ in SHAPES:
         bucket = sizes.index[sizes.width == width].tolist()
-        if remainder == "drop":
-            bucket = bucket[: len(bucket) - len(bucket) % batch_size]
-        if remainder == "fill":
-            bucket += list(islice(cycle(bucket), -len(bucket) % batch_size))
         batches += [bucket[at : at + batch_size] for at in range(0, len(bucket), batch_size)]
-    if remainder == "drop":
-        del batches[len(batches) - len(batches) % world_size :]
-    if remainder == "fill":
-        batches += list(islice(cycle(batches), -len(batches) % world_size))
     while len(batches) % world_size:
         largest = max(batches, key=len)
         place, half = batches.index(largest), (len(largest) + 1) // 2
@@ -65,14 +57,14 @@ def without_shuffling(sizes: pd.DataFrame, batch_size: int, world_size: int, rem
 @settings(max_examples=100, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any), batch_size=st.integers(1, 9),
-    world_size=st.integers(1, 9), remainder=st.sampled_from(["keep", "drop", "fill"]), epoch=st.integers(0, 3),
+    world_size=st.integers(1, 9), epoch=st.integers(0, 3),
 )  # fmt: skip
-def test_an_epoch_is_what_is_promised(counts, batch_size, world_size, remainder, epoch):
+def test_an_epoch_is_what_is_promised(counts, batch_size, world_size, epoch):
     """Unshuffled, the oracle's batches bucket by bucket; shuffled, batches of as many images, each of one bucket."""
-    sizes, options = frame_of(counts), {"batch_size": batch_size, "world_size": world_size, "remainder": remainder}
+    sizes, options = frame_of(counts), {"batch_size": batch_size, "world_size": world_size}
     expected = without_shuffling(sizes, **options)
     if not all(batches and all(batches) for batches in expected):
-        with pytest.raises(ValueError, match="remainder="):
+        with pytest.raises(ValueError, match="equally many batches"):
             samplers(sizes, **options)
         return
     assert epochs_of(samplers(sizes, shuffle=False, **options), epoch) == expected
@@ -84,18 +76,7 @@ def test_an_epoch_is_what_is_promised(counts, batch_size, world_size, remainder,
     assert sorted(map(len, batches)) == sorted(map(len, chain(*expected)))
     times = Counter(chain(*batches))
     assert all(type(index) is int for index in times)
-    if remainder == "drop":
-        assert set(times.values()) == {1}
-        assert set(times) <= set(sizes.index)
-    else:
-        assert set(times) == set(sizes.index)
-    assert remainder != "keep" or times.total() == len(sizes)
-
-
-def test_drop_leaves_out_others_in_another_epoch():
-    (sampler,) = samplers(frame_of([7, 6]), 4, remainder="drop")
-    left_out = [set(range(13)) - set(chain(*epochs_of([sampler], epoch)[0])) for epoch in range(60)]
-    assert set().union(*left_out) == set(range(13))
+    assert times == Counter(sizes.index)
 
 
 def test_rows_that_are_left_out_keep_the_numbers_of_the_others():
@@ -180,14 +161,12 @@ def test_ranks_are_those_that_are_given_or_torch_distributeds_or_torchruns_when_
     ("options", "said"),
     [
         ({"batch_size": 0}, "batch_size must be an integer >= 1"),
-        ({"remainder": "pad"}, "remainder must be one of keep, drop, fill, got 'pad'"),
         ({"seed": "a"}, "seed must be an integer"),
         ({"rank": 0}, "rank and world_size must be given together, got 0 and None"),
         ({"world_size": 2}, "must be given together, got None and 2"),
         ({"rank": 2, "world_size": 2}, "rank must be below world_size, got 2 of 2"),
         ({"rank": -1, "world_size": 2}, "rank must be an integer >= 0"),
-        ({"rank": 0, "world_size": 3, "batch_size": 1}, r"\"keep\" cannot give 3 ranks equally many batches: 10"),
-        ({"batch_size": 9, "remainder": "drop"}, r"leaves 0 full batches of 9 for 1 ranks: use fewer buckets"),
+        ({"rank": 0, "world_size": 3, "batch_size": 1}, r"cannot give 3 ranks equally many batches: 10"),
     ],
 )
 def test_wrong_arguments_are_refused(options, said):

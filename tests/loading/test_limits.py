@@ -11,7 +11,7 @@ import simplejpeg
 from PIL import Image
 
 import labkit as lk
-from labkit.loading.limits import decode_limit, entropy_limit, memcpy_limit, write_limit
+from labkit.loading.limits import decode_limit, memcpy_limit, write_limit
 from tests.image_files import encoded
 from tests.loaders import solid
 from tests.memory_store import MemoryStore
@@ -73,17 +73,15 @@ class TestDecodeLimit:
         assert sum(limit) == 70
         assert len(seen) == 2
 
-    @pytest.mark.parametrize("decoder", ["turbojpeg", "pil", "cv2", "torchvision"])
     @pytest.mark.parametrize("num_threads", [1, 3])
-    def test_takes_all_formats_and_decoders_and_names_what_is_broken(self, pictures, decoder, num_threads):
+    def test_takes_all_formats_and_names_what_is_broken(self, pictures, num_threads):
         data = pictures.read(pictures.keys()[0])
         image = Image.open(io.BytesIO(data))
         files = {"a.png": solid(9), "b.jpg": encoded(image.convert("L")), "c.webp": encoded(image, "WEBP")}
-        options = {"decoder": decoder, "num_threads": num_threads}
-        assert list(decode_limit(MemoryStore(files), **options)) == [3]
-        limit = decode_limit(MemoryStore({**files, "broken.jpg": data[:1500]}), **options)
+        assert list(decode_limit(MemoryStore(files), num_threads=num_threads)) == [3]
+        limit = decode_limit(MemoryStore({**files, "broken.jpg": data[:1500]}), num_threads=num_threads)
         before = threading.active_count()
-        with pytest.raises(lk.DecodeError, match=rf"broken\.jpg: {decoder} cannot decode 1500 bytes: .*truncated"):
+        with pytest.raises(lk.DecodeError, match=r"broken\.jpg: turbojpeg cannot decode 1500 bytes: .*truncated"):
             list(limit)
         assert threading.active_count() == before
 
@@ -106,12 +104,6 @@ class TestDecodeLimit:
         waking.join()
         assert threading.active_count() == before
         assert 64 <= len(decoded) <= 66
-
-    def test_of_entropy_reads_all_codes_at_an_eighth(self, photos, decoded):
-        assert list(entropy_limit(photos, num_threads=2)) == [64, 6]
-        assert Counter(data for data, _, _ in decoded) == Counter(photos.files.values())
-        for data, _, pixels in decoded:
-            assert pixels.shape[:2] == tuple(-(-side // 8) for side in simplejpeg.decode_jpeg_header(data)[:2])
 
 
 class TestMemoryLimits:
@@ -158,7 +150,6 @@ class TestMemoryLimits:
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda store: decode_limit(store, decoder="jpeg"), "decoder must be one of pil, .*, got 'jpeg'"),
     (lambda store: decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
     (lambda store: memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
     (lambda store: memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),

@@ -204,7 +204,7 @@ def train(make, worlds):
 
 
 class TestRanksThatChange:
-    @pytest.mark.parametrize("kind", ["filled up", "drop_last", "torchrun's", "keep", "drop", "fill"])
+    @pytest.mark.parametrize("kind", ["filled up", "drop_last", "torchrun's", "buckets"])
     @settings(max_examples=10, deadline=None)
     @given(
         strategies.lists(strategies.tuples(strategies.integers(1, 5), strategies.integers(0, 6)), max_size=3),
@@ -212,8 +212,8 @@ class TestRanksThatChange:
     )  # fmt: skip
     def test_share_each_sample_once(self, kind, begun, last_world_size, batch_size):
         def make(rank, world_size):
-            if kind in ("keep", "drop", "fill"):
-                return bucket_loader(rank, world_size, remainder=kind, batch_size=batch_size)
+            if kind == "buckets":
+                return bucket_loader(rank, world_size, batch_size=batch_size)
             if kind != "torchrun's":
                 return shared_loader(rank, world_size, kind == "drop_last")
             patch.setenv("RANK", str(rank))
@@ -226,14 +226,14 @@ class TestRanksThatChange:
             except ValueError as refused:
                 said = re.search(r"cannot give (\d+) ranks equally many batches: (\d+) images make (\d+)", str(refused))
                 n_ranks, n_images, n_batches = map(int, said.groups())
-                assert kind == "keep"
+                assert kind == "buckets"
                 assert n_images < n_batches + -n_batches % n_ranks
                 return
         came = Counter(number for ranks in parts for batches in ranks for batch in batches for number in batch)
         largest = sum(len(ranks) for ranks in parts)  # that can be filled up, or left out
-        assert came.keys() == set(range(60)) or kind in ("drop_last", "drop")
-        assert max(came.values()) == 1 or kind in ("filled up", "torchrun's", "fill")
-        if kind in ("keep", "drop", "fill"):
+        assert came.keys() == set(range(60)) or kind == "drop_last"
+        assert max(came.values()) == 1 or kind in ("filled up", "torchrun's")
+        if kind == "buckets":
             assert all(len({len(batches) for batches in ranks}) == 1 for ranks in parts)
             assert all(len({number % 3 for number in batch}) == 1 for ranks in parts for one in ranks for batch in one)
         else:
@@ -261,7 +261,7 @@ class TestBuckets:
 
     @pytest.mark.parametrize(("change", "said"), [
         ({"batch_size": 5}, "batch_size=4, this loader has 5"), ({"seed": 1}, "seed=3"),
-        ({"remainder": "fill"}, "remainder=keep"), ({"shuffle": False}, "shuffle=True"),
+        ({"shuffle": False}, "shuffle=True"),
         ({"buckets": lk.Buckets(((40, 80), (120, 80)))}, "sizes_crc32="), ({"widths": (40, 80, 160)}, "sizes_crc32="),
     ], ids=str)  # fmt: skip
     def test_of_other_batches_are_refused(self, change, said):

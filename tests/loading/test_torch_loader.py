@@ -521,7 +521,7 @@ def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
 
     path = tmp_path / "01_cells.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)
-    executed = execute(Notebook(path, "", ""), timeout_s=60)
+    executed = execute(Notebook(path, "", ""))
     assert executed.error == ""
     outputs = [cell.outputs for cell in executed.node.cells]
     assert outputs[:2] == [[], []]

@@ -239,10 +239,10 @@ class TestSentences:
     def tell(self, frame_of):
         """`tell(rates)`: the sentence on runs beside those of "no worker", which are 100 each."""
 
-        def conclude(rates, storage=(), columns=(), **options):
+        def conclude(rates, storage=(), columns=()):
             n_rounds = len(next(iter(rates.values())))
             frame = frame_of({"no worker": [100] * n_rounds, **rates}, "no worker", **dict(columns))
-            return lk.conclude(frame.assign(storage=frame["variant"].map(dict(storage))), **options)
+            return lk.conclude(frame.assign(storage=frame["variant"].map(dict(storage))))
 
         return conclude
 
@@ -264,9 +264,6 @@ class TestSentences:
     )  # fmt: skip
     def test_on_one_variant(self, tell, rates, columns, sentence):
         assert tell({"2 workers": rates}, columns=columns) == f'"2 workers" {sentence}'
-        assert tell({"2 workers": rates, "other": [999] * len(rates)}, columns=columns, variant="2 workers") == (
-            f'"2 workers" {sentence}'
-        )
 
     def test_name_the_fastest_of_several_and_what_is_inconclusive(self, tell):
         rates = {"a": [158] * 3, "read, decode free": [300] * 3, "c": UNCLEAR, "d": [62] * 3, "e": UNCLEAR}
@@ -298,15 +295,12 @@ class TestSentences:
         assert told.startswith('"tar, simulated" ran')
 
     def test_on_what_is_not_there_are_refused(self, frame_of):
-        frame = frame_of({"a": [1, 2], "b": [2, 3], "c": [2, 3]}, "a")
-        for unknown in ("z", "a"):
-            with pytest.raises(ValueError, match=f"variant must be one of b, c, got '{unknown}'"):
-                lk.conclude(frame, unknown)
+        frame = frame_of({"a": [1, 2], "b": [2, 3]}, "a")
         with pytest.raises(ValueError, match="only its baseline 'a': there is nothing to compare it with"):
             lk.conclude(frame[frame["variant"] == "a"])
         with pytest.raises(ValueError, match="baseline 'z' is not in the frame"):
             lk.conclude(frame, baseline="z")
-        assert '"a"' not in lk.conclude(frame, "b", baseline="c")
+        assert lk.conclude(frame, baseline="b").startswith('"a" against "b"')
 
     @pytest.mark.parametrize(
         ("ratio", "text"),
@@ -339,8 +333,6 @@ class TestSentences:
         assert ("ran slower" in sentence) == (row["verdict"] == "slower")
         assert ("cannot tell" in sentence) == (summary["verdict"] == "inconclusive").any()
         assert (row["verdict"] == "faster") or not (summary["verdict"] == "faster").any()
-        only = lk.conclude(frame, label)
-        assert not [other for other in values if other != label and f'"{other}"' in only.replace(f'"{label}"', "")]
 
 
 def test_a_script_prints_the_whole_summary(frame_of):

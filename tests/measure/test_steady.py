@@ -54,11 +54,15 @@ class Loader:
             yield queue.pop(0)
 
 
-def time_run(seconds, *, lengthen=True, is_warmup=False, kind=Loader, **options):
+class Once(Loader):
+    repeats_batch_sampler = False
+
+
+def time_run(seconds, *, is_warmup=False, kind=Loader, **options):
     """The columns of a run whose steady state should last 4 s."""
     clock = Clock()
     watch = Stopwatch(int, clock, 4.0, is_warmup)
-    return watch.time(lambda: kind(clock, seconds, **options), lengthen=lengthen)[1]
+    return watch.time(lambda: kind(clock, seconds, **options))[1]
 
 
 class TestARun:
@@ -134,7 +138,7 @@ class TestARun:
     def test_what_is_not_lengthened_is_steady_from_eight_batches_after_the_first_on(
         self, n_batches, is_steady, rate, steady
     ):
-        run = time_run([5.0, *[0.5] * 20].__getitem__, sizes=(2,) * n_batches, lengthen=False)
+        run = time_run([5.0, *[0.5] * 20].__getitem__, sizes=(2,) * n_batches, kind=Once)
         assert (run["is_steady"], run["images_per_s"]) == (is_steady, pytest.approx(rate))
         assert (run["n_steady_images"], run["steady_s"]) == pytest.approx(steady)
 
@@ -161,7 +165,7 @@ class TestARun:
         assert time_run(1.0, sizes=(3, 3, 1))["pass_images"] == 7
         assert time_run(9.0, sizes=(1,) * 99)["pass_images"] is None
         assert time_run(1.0, kind=lambda clock, seconds: [2, 2])["pass_images"] == 4
-        assert time_run(0.0, lengthen=False)["images_per_s"] == float("inf")
+        assert time_run(0.0, kind=Once)["images_per_s"] == float("inf")
 
     def test_costs_are_those_of_the_steady_state(self, monkeypatch):
         """Processor time is read where the clock is, and reading it takes none of the run's time."""

@@ -488,8 +488,11 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
         ("--own x --class raw-uint8", "--own reads your photos, and --class raw-uint8 others: pass one"),
         ("--scale huge", "one of ci, laptop, gpu, got 'huge'"),
         ("--class nothing", "jpeg-uint8, jpeg-float32, .*got 'nothing'"),
-        ("--class raw-uint8,multicrop-uint8", r"--class multicrop-uint8 is gone: time it with lk\.compare"),
-        ("--only timm,Grain", "--only Grain is gone: write an adapter for it, as in notebook 13"),
+        (
+            "--class raw-uint8,multicrop-uint8",
+            r"`labkit peers --class multicrop-uint8` is gone: time it with lk\.compare",
+        ),
+        ("--only timm,Grain", "`labkit peers --only grain` is gone: write an adapter for it, as in notebook 13"),
     ],
 )
 def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said, tmp_path, monkeypatch):
@@ -514,7 +517,8 @@ def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval,
     frame = frame[shown & (frame["round"] <= n_rounds)].assign(peer_class="camera-uint8")
     frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
     monkeypatch.setattr(command, "compare_peers", lambda *arguments, **options: frame)
-    command.run_peers("camera-uint8", results=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command.run_peers("camera-uint8")
     printed = capsys.readouterr().out
     assert "nan" not in printed
     assert re.search(rf"^  ours +\d+.* 6\.00{re.escape(interval)} .* 60%$", printed, re.MULTILINE)  # of the limit
@@ -523,7 +527,7 @@ def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval,
     )
     assert f"JPEG decoded at full size, antialiased: ours {said}" in printed
     assert "DALI missing: pip install dali" in printed
-    (written,) = tmp_path.glob("*/peers-camera-uint8.csv")
+    (written,) = tmp_path.glob("results/*/peers-camera-uint8.csv")
     assert len(load_frame(written)) == len(frame)
     assert Image.open(written.with_suffix(".png")).width > 800
     assert f"wrote {written} and its .png" in printed

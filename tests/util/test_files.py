@@ -391,7 +391,7 @@ sorted(path.name for path in left.parent.iterdir() if path != left)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     path = tmp_path / "00_leaves.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
-    run = execute(Notebook(path, "", ""), timeout_s=60)
+    run = execute(Notebook(path, "", ""))
     assert run.error == ""
     assert run.node.cells[0].outputs[0].data["text/plain"] == "['kernel.json', 'stderr']"
     assert list(temporary.iterdir()) == []

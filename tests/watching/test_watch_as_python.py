@@ -503,7 +503,7 @@ class TestTrainings:
     def test_with_an_option_that_is_gone_name_its_successor(self):
         done = python(*WATCH, "--trace", "trace.json", TRAINS, "trains", 1, env=ENVIRONMENT | {"COLUMNS": "200"})
         assert done.returncode == 2
-        assert "`watch --trace` is gone: export a trace for Perfetto by torch.profiler" in done.stderr
+        assert "`labkit watch --trace` is gone: export a trace for Perfetto by torch.profiler" in done.stderr
 
     def test_of_a_module_go_on_after_their_report_and_files(self, tmp_path):
         files = {name: tmp_path / f"found.{name}" for name in ("json", "html")}
