@@ -202,10 +202,8 @@ def open_image(data: bytes) -> Image.Image:
     if not data:
         raise ArgumentError("the file is empty")
     header = open_any(data)
+    _refuse_bomb(*header.size)
     found = opened_format(header)
-    for width, height in (header.size, _tile_size(header) if found is TIFF else (0, 0)):
-        if width * height > max_pixels():
-            raise ArgumentError(f"{width} x {height} pixels exceed the limit of {max_pixels()}: {IF_TRUSTED}")
     if not found.is_whole(data, header):
         raise ArgumentError("the file is truncated")
     if found is JPEG and not has_all_restarts(data):
@@ -213,15 +211,15 @@ def open_image(data: bytes) -> Image.Image:
     return header
 
 
-def _tile_size(header: Any) -> tuple[int, int]:
-    """Width and height of a tile of a TIFF, which may be larger than the picture, and is decoded whole."""
-    return header.tag_v2.get(Base.TileWidth, 0), header.tag_v2.get(Base.TileLength, 0)
+def _refuse_bomb(width: int, height: int) -> None:
+    if width * height > max_pixels():
+        raise ArgumentError(f"{width} x {height} pixels exceed the limit of {max_pixels()}: {IF_TRUSTED}")
 
 
 def open_any(data: bytes) -> Image.Image:
-    """`open_image`, also of what is truncated or has too many pixels."""
+    """`open_image`, also of what is truncated or of a size that Pillow only warns of."""
     try:
-        return Image.open(io.BytesIO(data), formats=PLUGINS)
+        header: Any = Image.open(io.BytesIO(data), formats=PLUGINS)
     except Image.DecompressionBombError as error:
         raise ArgumentError(f"{str(error).rstrip('.')}: {IF_TRUSTED}") from error
     except (UnidentifiedImageError, ValueError, SyntaxError) as error:  # what Pillow's readers of metadata raise
@@ -230,6 +228,9 @@ def open_any(data: bytes) -> Image.Image:
         if isinstance(error, UnidentifiedImageError):
             raise ArgumentError(f"it is {_kind_of(data)}, and not a readable {FORMATS_IN_WORDS}") from error
         raise
+    if opened_format(header) is TIFF:  # whose tiles may be larger than the picture, and are decoded whole
+        _refuse_bomb(header.tag_v2.get(Base.TileWidth, 0), header.tag_v2.get(Base.TileLength, 0))
+    return header
 
 
 # First bytes of what is often named .jpg and is no picture.

@@ -149,13 +149,13 @@ def test_text_within_the_limit_does_no_harm():
     assert lk.decode(image_bytes(pnginfo=about), "pil").shape == (3, 12, 16)
 
 
-def test_pictures_are_jpeg_png_or_webp(tmp_path):
+def test_what_runs_a_program_is_no_picture(tmp_path):
     """Pillow would hand Encapsulated PostScript to Ghostscript, which runs it."""
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     assert Image.open(io.BytesIO(eps)).format == "EPS"
     (tmp_path / "a.jpg").write_bytes(eps)
     for read in (lambda: decode_picture(eps, "depth"), lambda: lk.PILDataset(lk.FolderStore(tmp_path))[0]):
-        with pytest.raises(lk.DecodeError, match="not a readable JPEG, PNG or WebP"):
+        with pytest.raises(lk.DecodeError, match=r"unknown bytes .* not a readable JPEG"):
             read()
 
 
