@@ -21,7 +21,7 @@ from labkit.course.oracles import exif_of
 from labkit.data import decode as decode_module
 from labkit.data.decode import BitDepthWarning, missing_decoders
 from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, format_of
-from tests.image_files import encoded
+from tests.image_files import encoded, tiff
 from tests.paths import REPO
 
 SIDE = 24  # a multiple of what pads rows, so that every byte of a BMP counts
@@ -29,16 +29,6 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE + 8, 3), dtype=np
 PICTURE = Image.fromarray(PIXELS)
 GRAY16 = PIXELS[..., 0].astype(np.uint16) * 256 + PIXELS[..., 1]
 INSTALLED = [name for name in lk.DECODERS if name not in missing_decoders()]
-
-
-def tiff(width: int, height: int, data: bytes, **tags: int) -> bytes:
-    """A TIFF of one strip, or of one tile, with the numbers of its tags: TIFF 6.0, section 2."""
-    numbers = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, **{int(tag[1:]): n for tag, n in tags.items()}}
-    places = (324, 325) if 322 in numbers else (273, 279)
-    start = 8 + 2 + 12 * (len(numbers) + 2) + 4
-    numbers |= dict(zip(places, (start, len(data)), strict=True))
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, number) for tag, number in sorted(numbers.items()))
-    return b"II*\0" + struct.pack("<IH", 8, len(numbers)) + entries + bytes(4) + data
 
 
 def ppm(kind: str, largest: int, samples: np.ndarray) -> bytes:
