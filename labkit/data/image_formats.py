@@ -195,8 +195,14 @@ def _read_webp_lossy(data: bytes, chunk: int) -> Header | None:
 
 def _is_whole_bmp(data: bytes, image: Any) -> bool:
     codec, _, offset, args = image.tile[0]
-    # Some writers leave out what pads the last row. A decoder of runs (the other codec) tells by itself if some lack.
-    return codec != "raw" or len(data) > offset + args[1] * image.height - 4
+    if codec != "raw":
+        return True  # Pillow's decoder of runs refuses too few
+    bits = int.from_bytes(data[24:26] if data[14] == _OLDEST_BMP else data[28:30], "little")
+    last_row = -(-image.width * bits // 8)  # which some writers do not pad
+    return len(data) >= offset + args[1] * (image.height - 1) + last_row
+
+
+_OLDEST_BMP = 12  # bytes of its header, in which the sides take half the room
 
 
 def _is_whole_ppm(data: bytes, image: Any) -> bool:
@@ -212,13 +218,11 @@ def _ppm_sample_bits(data: bytes, image: Any) -> int:
 
 
 def _is_whole_tiff(data: bytes, image: Any) -> bool:
-    """Whether all strips or tiles lie within the file."""
+    """Whether all strips or tiles, and what says where they are, lie within the file."""
     tags = image.tag_v2
-    offsets, sizes = (Base.TileOffsets, Base.TileByteCounts) if Base.TileOffsets in tags else _OF_STRIPS
-    return all(sum(place) <= len(data) for place in zip(tags.get(offsets, ()), tags.get(sizes, ()), strict=False))
-
-
-_OF_STRIPS = Base.StripOffsets, Base.StripByteCounts
+    offsets = tags.get(Base.TileOffsets) or tags.get(Base.StripOffsets, ())
+    sizes = tags.get(Base.TileByteCounts) or tags.get(Base.StripByteCounts, ())
+    return len(offsets) == len(sizes) and all(at + size <= len(data) for at, size in zip(offsets, sizes, strict=True))
 
 
 def _tiff_sample_bits(data: bytes, image: Any) -> int:

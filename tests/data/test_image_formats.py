@@ -61,6 +61,9 @@ def variants() -> dict[str, bytes]:
     return {
         **{f"{kind}.bmp": encoded(image, "BMP") for kind, image in {**kinds, "rgba": rgba}.items()},
         "runs.bmp": run_length_bmp(),
+        "of OS2.bmp": b"BM"
+        + struct.pack("<IHHIIHHHH", 0, 0, 0, 26, 12, SIDE, SIDE, 1, 24)
+        + PIXELS[:, :SIDE].tobytes(),
         **{f"{kind}.ppm": encoded(kinds[kind], "PPM") for kind in ("rgb", "1-bit")},
         "gray.pgm": encoded(kinds["gray"], "PPM"),
         "plain.ppm": ppm("P3", 255, PIXELS),
