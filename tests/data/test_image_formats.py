@@ -54,6 +54,7 @@ def variants() -> dict[str, bytes]:
     """Files in the forms that occur in practice, by name."""
     rgba, tags = PICTURE.convert("RGBA"), {f"turned {n}": n for n in range(1, 9)}
     rgba.putalpha(PICTURE.convert("L"))
+    os2 = struct.pack("<IHHIIHHHH", 0, 0, 0, 26, 12, SIDE, SIDE, 1, 24)  # sides in 16 bits, as in the oldest BMPs
     kinds = {
         "gray": PICTURE.convert("L"), "palette": PICTURE.quantize(64), "1-bit": PICTURE.convert("1"), "rgb": PICTURE,
     }  # fmt: skip
@@ -61,9 +62,7 @@ def variants() -> dict[str, bytes]:
     return {
         **{f"{kind}.bmp": encoded(image, "BMP") for kind, image in {**kinds, "rgba": rgba}.items()},
         "runs.bmp": run_length_bmp(),
-        "of OS2.bmp": b"BM"
-        + struct.pack("<IHHIIHHHH", 0, 0, 0, 26, 12, SIDE, SIDE, 1, 24)
-        + PIXELS[:, :SIDE].tobytes(),
+        "of OS2.bmp": b"BM" + os2 + PIXELS[:, :SIDE].tobytes(),
         **{f"{kind}.ppm": encoded(kinds[kind], "PPM") for kind in ("rgb", "1-bit")},
         "gray.pgm": encoded(kinds["gray"], "PPM"),
         "plain.ppm": ppm("P3", 255, PIXELS),
