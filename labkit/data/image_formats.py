@@ -14,12 +14,10 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import simplejpeg
-from PIL import Image
-from PIL.ExifTags import Base
 
 from labkit.data.orientation import PNG_TEXT_METADATA, TIFF_ORDERS, has_late_metadata, stated_orientation
 from labkit.data.partial_jpeg import (
@@ -31,6 +29,9 @@ from labkit.data.partial_jpeg import (
     iter_segments,
     segment_at,
 )
+
+if TYPE_CHECKING:  # stores, which need the suffixes alone, do without Pillow
+    from PIL import Image
 
 PREFIX_BYTES = 4096  # one page, which holds the headers of most files
 
@@ -220,13 +221,16 @@ def _ppm_sample_bits(data: bytes, image: Any) -> int:
 def _is_whole_tiff(data: bytes, image: Any) -> bool:
     """Whether all strips or tiles, and what says where they are, lie within the file."""
     tags = image.tag_v2
-    offsets = tags.get(Base.TileOffsets) or tags.get(Base.StripOffsets, ())
-    sizes = tags.get(Base.TileByteCounts) or tags.get(Base.StripByteCounts, ())
+    offsets = tags.get(_TILE_OFFSETS) or tags.get(_STRIP_OFFSETS, ())
+    sizes = tags.get(_TILE_SIZES) or tags.get(_STRIP_SIZES, ())
     return len(offsets) == len(sizes) and all(at + size <= len(data) for at, size in zip(offsets, sizes, strict=True))
 
 
 def _tiff_sample_bits(data: bytes, image: Any) -> int:
-    return max(image.tag_v2.get(Base.BitsPerSample, (1,)))
+    return max(image.tag_v2.get(_BITS, (1,)))
+
+
+_BITS, _STRIP_OFFSETS, _STRIP_SIZES, _TILE_OFFSETS, _TILE_SIZES = 258, 273, 279, 324, 325  # tags
 
 
 def _beginning(pattern: bytes) -> re.Pattern[bytes]:
@@ -281,7 +285,7 @@ PLUGINS = tuple(each.names_in_pillow[0] for each in FORMATS)  # of Pillow's many
 FORMATS_IN_WORDS = f"{', '.join(_FIRST)} or {_LAST}"
 
 
-def opened_format(image: Image.Image) -> ImageFormat:
+def opened_format(image: "Image.Image") -> ImageFormat:
     """The format of what Pillow opened with one of `PLUGINS`."""
     return _BY_NAME_IN_PILLOW[image.format or ""]
 

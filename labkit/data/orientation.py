@@ -10,12 +10,14 @@ Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third 
 import io
 import struct
 from collections.abc import Callable, Iterable
-
-from PIL import Image, UnidentifiedImageError
-from PIL.ExifTags import Base
+from typing import TYPE_CHECKING
 
 from labkit.data.partial_jpeg import APP1, APPLICATION_MARKERS, segments_before_scan, without_segments
 
+if TYPE_CHECKING:  # stores know formats by their suffixes, and do without Pillow
+    from PIL import Image
+
+_ORIENTATION = 0x0112  # the tag
 EXIF_PREFIX = b"Exif\0\0"
 _UNREAD_MARKERS = APPLICATION_MARKERS - {0xE0, 0xEE}  # APP0 and APP14 tell a decoder the color space
 PNG_TEXT_METADATA = (b"exif\0", b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords that Pillow reads
@@ -26,7 +28,7 @@ _SHORT = 3
 _VALUE_BYTES = {1: 1, 2: 1, _SHORT: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}  # by TIFF type
 
 
-def orientation_of(data: bytes, image: Image.Image) -> int:
+def orientation_of(data: bytes, image: "Image.Image") -> int:
     """The EXIF orientation, 1 to 8, of what is still to be turned.
 
     Args:
@@ -37,18 +39,20 @@ def orientation_of(data: bytes, image: Image.Image) -> int:
     return pillow_orientation(image, load=is_late)
 
 
-def pillow_orientation(image: Image.Image, *, load: bool) -> int:
+def pillow_orientation(image: "Image.Image", *, load: bool) -> int:
     """The orientation as Pillow finds it, 1 to 8; 1 where it finds none, or only damaged metadata.
 
     Args:
         image: An opened image.
         load: Decode the pixels first, for the metadata behind them.
     """
+    from PIL import Image
+
     try:
         if load:
             image.load()
         # Of the base class: a PNG's own would decode the pixels whenever no EXIF stands in front of them.
-        orientation = Image.Image.getexif(image).get(Base.Orientation, 1)
+        orientation = Image.Image.getexif(image).get(_ORIENTATION, 1)
     except MemoryError:
         raise
     except Exception:  # Pillow's readers of metadata raise errors of any kind
@@ -56,11 +60,13 @@ def pillow_orientation(image: Image.Image, *, load: bool) -> int:
     return int(orientation) if orientation in range(1, 9) else 1
 
 
-def open_without_metadata(data: bytes) -> Image.Image | None:
+def open_without_metadata(data: bytes) -> "Image.Image | None":
     """A JPEG or PNG that Pillow does not open for what stands in its metadata, opened without them, or None.
 
     The `info` of a JPEG has EXIF with the orientation that the metadata state, and nothing else of them.
     """
+    from PIL import Image, UnidentifiedImageError
+
     bare = without_segments(data, _UNREAD_MARKERS) or _without_png_metadata(data)
     if bare is None:
         return None
@@ -70,7 +76,7 @@ def open_without_metadata(data: bytes) -> Image.Image | None:
         return None
     if image.format != "PNG":
         exif = Image.Exif()
-        exif[Base.Orientation] = jpeg_orientation(data) or 1
+        exif[_ORIENTATION] = jpeg_orientation(data) or 1
         image.info["exif"] = exif.tobytes()
     return image
 
@@ -130,7 +136,7 @@ def _tiff_orientation(tiff: bytes, n_bytes: int) -> int | None:
         (count,) = struct.unpack_from(f"{order}H", tiff, start)
         entries = tiff[start + 2 : start + 2 + 12 * count]
         for tag, kind, n_values, value in struct.iter_unpack(f"{order}HHI4s", entries):
-            if tag == Base.Orientation:
+            if tag == _ORIENTATION:
                 (number,) = struct.unpack_from(f"{order}H", value)
                 return None if (kind, n_values) != (_SHORT, 1) else number if 1 <= number <= 8 else 1
             size = _VALUE_BYTES.get(kind, n_bytes) * n_values
