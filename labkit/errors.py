@@ -51,7 +51,7 @@ class MissingLibraryError(LabkitError, ImportError):
 
 
 class DecodeError(LabkitError, ValueError):
-    """`data` is not a complete JPEG, PNG or WebP image; the message names the key, the decoder and the cause.
+    """`data` is not a complete image of a format that labkit reads; names the key, the decoder and the cause.
 
     >>> try:
     ...     lk.decode(b"no image", key="cat/1.jpg")

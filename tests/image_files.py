@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import struct
 import uuid
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def encoded(image: Image.Image, image_format: str = "JPEG", **options) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, image_format, **options)
     return buffer.getvalue()
+
+
+def tiff(width: int, height: int, data: bytes, **tags: int) -> bytes:
+    """A TIFF of one strip, or of one tile, with the numbers of its tags: TIFF 6.0, section 2."""
+    numbers = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, **{int(tag[1:]): n for tag, n in tags.items()}}
+    places = (324, 325) if 322 in numbers else (273, 279)
+    start = 8 + 2 + 12 * (len(numbers) + 2) + 4
+    numbers |= dict(zip(places, (start, len(data)), strict=True))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, number) for tag, number in sorted(numbers.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(numbers)) + entries + bytes(4) + data
 
 
 def write_pictures(root: Path, *names: str, size: tuple[int, int] = (20, 16), **options) -> Path:

@@ -11,7 +11,8 @@ from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from labkit.data.buckets import Buckets
-from labkit.data.decode import DECODERS, PixelLimit, decode, load_pixels, open_any, rgb_of, warn_of_lost_bits
+from labkit.data.decode import DECODERS, PixelLimit, decode, load_rgb, open_any, warn_of_lost_bits
+from labkit.data.image_formats import opened_format
 from labkit.data.labels import Labeled, label_at, labeled
 from labkit.data.stores import Store, read_bytes
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError, NothingLeft, WrongTypeError
@@ -178,12 +179,14 @@ class PILDataset(ImageDataset):
 
     def _decode(self, data: bytes, key: str) -> Image.Image:
         try:
-            image = rgb_of(load_pixels(data, open_any(data)))
+            header = open_any(data)
+            bits = opened_format(header).sample_bits(data, header)
+            image = load_rgb(data, header)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's plug-ins raise errors of any kind, and so do decompression bombs
             raise DecodeError(f"{key}: PIL cannot decode {len(data)} bytes: {error}") from error
-        warn_of_lost_bits(data, key)
+        warn_of_lost_bits(bits, key)
         return image
 
 

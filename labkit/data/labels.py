@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from labkit.data.image_formats import IMAGE_SUFFIXES
 from labkit.data.stores import HasSizes, Store, folders_without_image
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.util.arguments import kind_of
-from labkit.util.files import IMAGE_SUFFIXES, first_folder, n_images
+from labkit.util.files import first_folder, n_images
 from labkit.util.process import warn_caller
 from labkit.util.strings import PackedStrings
 

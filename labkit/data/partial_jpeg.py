@@ -29,7 +29,7 @@ from labkit.util.machine import install_command
 
 APP1, COMMENT, START_OF_SCAN = 0xE1, 0xFE, 0xDA
 APPLICATION_MARKERS = frozenset([*range(0xE0, 0xF0), COMMENT])  # APP0 to APP15, and comments
-END_OF_IMAGE = b"\xff\xd9"
+START_OF_IMAGE, END_OF_IMAGE = b"\xff\xd8", b"\xff\xd9"
 _ADOBE = 0xEE  # APP14, which says how colors are coded
 
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15: headers of frames, as T.81 calls an image

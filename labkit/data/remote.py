@@ -28,12 +28,12 @@ from labkit.data.blobs import (
     refuse_storage_options,
 )
 from labkit.data.sources import MappingStore, ParquetStore, ShardStore, holds_shards
-from labkit.data.stores import FolderStore, ListedStore, Store, read_bytes
+from labkit.data.stores import FolderStore, ListedStore, Store, images_among, read_bytes
 from labkit.data.tar import TarStore
 from labkit.data.tar_stream import TAR_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, StorageError, WrongTypeError
 from labkit.util.arguments import kind_of, require_path
-from labkit.util.files import images_among, is_file_key, is_hidden
+from labkit.util.files import is_file_key, is_hidden
 from labkit.util.redact import strip_credentials
 from labkit.util.strings import PackedStrings
 
@@ -326,7 +326,7 @@ def open_store(
 
     Args:
         source: The source.
-        ignore: Suffixes of images to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
+        ignore: Suffixes of images to leave out, such as `(".gif", ".avif")`, which labkit does not decode.
         image_column, label_column: Of a Parquet file. Default: its only column of images; its only column of classes,
             or the one named `label`, if there is one.
         **storage_options: Passed to fsspec, for object storage.

@@ -29,12 +29,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
 from labkit.data.decode import DECODERS, PixelLimit, decode
+from labkit.data.image_formats import IMAGE_SUFFIXES
 from labkit.data.labels import typed_labels
 from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
-from labkit.util.files import IMAGE_SUFFIXES
 from labkit.util.gone import refuse_arguments
 from labkit.util.process import number_in_environment, rank_and_world_size, warn_caller
 

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from labkit.data.image_formats import IMAGE_SUFFIXES
 from labkit.data.labels import check_same_classes, labeled, sizes_of
 from labkit.data.remote import as_store, reads_ahead
 from labkit.data.stores import Store, change_times, changed_since
@@ -33,7 +34,6 @@ from labkit.util.arguments import (
     require_seed,
 )
 from labkit.util.files import (
-    IMAGE_SUFFIXES,
     REMEDY,
     atomic_path,
     check_same_job,

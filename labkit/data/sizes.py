@@ -19,17 +19,12 @@ import numpy as np
 import pandas as pd
 
 from labkit.data.decode import PixelLimit
-from labkit.data.headers import Header, read_header
+from labkit.data.headers import read_header
+from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, Header
+from labkit.data.stores import checked_suffixes
 from labkit.errors import MissingFileError
 from labkit.util.arguments import require_int, require_local_path
-from labkit.util.files import (
-    IMAGE_SUFFIXES,
-    OTHER_IMAGE_SUFFIXES,
-    checked_suffixes,
-    key_from_name,
-    path_from_key,
-    walk,
-)
+from labkit.util.files import key_from_name, path_from_key, walk
 from labkit.util.machine import disk_under, main_is_script, usable_cores
 from labkit.util.parallel import map_items
 from labkit.util.pictures import WidthHeight
@@ -187,7 +182,7 @@ def collect_sizes(
 
     Args:
         root: The folder. Images are those of `FolderStore`, and those that it refuses since labkit does not decode
-            them, such as AVIF, BMP, GIF, TIFF and JPEG XL (`import pillow_jxl`), by their suffix.
+            them, such as AVIF, GIF and JPEG XL (`import pillow_jxl`), by their suffix.
         recursive: Include the folders below.
         caches: Trust the names of latent caches.
         ignore: Suffixes of files to leave out, as for `FolderStore`: with the same ones, rows and keys are the same.

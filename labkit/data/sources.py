@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.data.blobs import LocalBlob
-from labkit.data.stores import ListedStore, as_bytes
+from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, format_of
+from labkit.data.stores import ListedStore, as_bytes, images_among, is_image
 from labkit.data.tar import LABEL_SUFFIXES, TarIndex, label_places, label_suffix, read_index, read_labels
 from labkit.errors import (
     ArgumentError,
@@ -28,15 +29,11 @@ from labkit.errors import (
     WrongTypeError,
 )
 from labkit.util.arguments import require_a, require_file
-from labkit.util.files import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, first_folder, images_among, is_hidden, is_image
+from labkit.util.files import first_folder, is_hidden
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings
 
 _MANIFEST, _UNFINISHED = "manifest.json", "unfinished"  # of `write_shards`
-_SUFFIXES = {
-    b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II*\0": ".tif",
-    b"MM\0*": ".tif",
-}  # fmt: skip
 
 
 class MappingStore(ListedStore):
@@ -194,7 +191,8 @@ class ParquetStore(ListedStore):
         for head, path in zip(heads, paths.to_pylist() if paths else [None] * len(heads), strict=True):
             suffix = os.path.splitext(path or "")[1].lower()
             if suffix not in IMAGE_SUFFIXES + OTHER_IMAGE_SUFFIXES:
-                suffix = next((suffix for start, suffix in _SUFFIXES.items() if (head or b"").startswith(start)), "")
+                found = format_of(head or b"")
+                suffix = found.suffixes[0] if found else ""
             suffixes.append(suffix)
         return PackedStrings(suffixes)
 

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,9 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from labkit.data.blobs import Extent
-from labkit.errors import MissingFileError, MissingKeyError, WrongTypeError
+from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES
+from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, WrongTypeError
 from labkit.util.arguments import kind_of, require_a, require_path
-from labkit.util.files import IMAGE_SUFFIXES, checked_suffixes, images_among, key_from_name, path_from_key, walk
+from labkit.util.files import first_folder, is_hidden, key_from_name, n_images, path_from_key, walk
 from labkit.util.strings import PackedStrings
 
 
@@ -31,7 +33,7 @@ class Store(Protocol):
 
 
 def read_bytes(store: Store, key: str) -> bytes:
-    """The bytes of one image, whatever a store keeps them in. Whoever reads a store reads it here.
+    """The bytes of one image, whatever a store keeps them in. Every read of a store is made here: so would be a retry.
 
     Raises:
         WrongTypeError: the store gave something else than bytes. And what `store.read` raises.
@@ -93,6 +95,66 @@ class HasExtents(Protocol):
         """What `read(key)` touches; `first`: the first read of the process."""
 
 
+def is_image(key: str) -> bool:
+    """Whether a key names an image that labkit reads, by its suffix, and is not hidden."""
+    return key.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(key)
+
+
+def checked_suffixes(ignore: str | Iterable[str]) -> tuple[str, ...]:
+    """Suffixes to leave out, in lower case; ValueError if one does not begin with a dot."""
+    suffixes = tuple(ignore) if isinstance(ignore, Iterable) and not isinstance(ignore, str) else (ignore,)
+    if wrong := [suffix for suffix in suffixes if not isinstance(suffix, str) or not re.match(r"\.\w", suffix)]:
+        raise ArgumentError(f"ignore takes suffixes, such as ignore=('.gif', '.bmp'), got {wrong[0]!r}")
+    return tuple(suffix.lower() for suffix in suffixes)
+
+
+def images_among(
+    names: Iterable[str], ignore: tuple[str, ...], place: str, folders: dict[str, Counter[str] | None] | None = None
+) -> Iterator[str]:
+    """Select the names of images; hidden ones and those with suffixes to `ignore` are left out.
+
+    Args:
+        names: Of files; and of folders, which end with a slash.
+        ignore: Suffixes in lower case.
+        place: Where the names are from, for messages.
+        folders: Filled with the first folder of each name that is not hidden: None where there is an image in it, else
+            how many files of each suffix there are.
+
+    Raises:
+        ValueError: at the end, where there are images that labkit does not decode; counts them, and names `place`.
+    """
+    others: Counter[str] = Counter()
+    for name in names:
+        suffix = os.path.splitext(name)[1].lower()
+        if is_hidden(name):
+            continue
+        is_used = suffix in IMAGE_SUFFIXES and suffix not in ignore
+        if folders is not None:
+            _note_folder(folders, name, suffix, is_used)
+        if is_used:
+            yield name
+        elif suffix in ignore:
+            continue
+        elif suffix in OTHER_IMAGE_SUFFIXES:
+            others[suffix] += 1
+    if others:
+        counts = ", ".join(f"{n_files} {suffix}" for suffix, n_files in others.most_common())
+        raise ArgumentError(
+            f"{place} holds {n_images(others.total())} with suffixes that labkit does not read ({counts}; it reads "
+            f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out, as "
+            f"lk.open_store(root, ignore={tuple(sorted(others))!r})"
+        )
+
+
+def _note_folder(folders: dict[str, Counter[str] | None], name: str, suffix: str, is_image: bool) -> None:
+    if not (folder := first_folder(name)):
+        return
+    if is_image:
+        folders[folder] = None
+    elif (found := folders.setdefault(folder, Counter())) is not None and not name.endswith("/"):
+        found[suffix] += 1
+
+
 class ListedStore(ABC):
     """A store that lists its keys once, on the first call of `keys()`.
 
@@ -119,7 +181,7 @@ class ListedStore(ABC):
         return len(self.keys())
 
     def keys(self) -> PackedStrings:
-        """Relative paths of all JPEG, PNG and WebP files, sorted.
+        """Relative paths of all images, by their suffixes (`IMAGE_SUFFIXES`), sorted.
 
         Raises:
             FileNotFoundError: there are none.
@@ -180,7 +242,7 @@ class FolderStore(ListedStore):
 
     Args:
         root: The folder. It is listed once, on the first call of `keys()`.
-        ignore: Suffixes of files to leave out, such as `(".gif", ".bmp")`, which labkit does not decode.
+        ignore: Suffixes of files to leave out, such as `(".gif", ".avif")`, which labkit does not decode.
 
     Raises:
         FileNotFoundError: `root` is not a folder, or holds no image.

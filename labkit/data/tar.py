@@ -36,7 +36,7 @@ from labkit.data.blobs import (
     open_blob,
     refuse_storage_options,
 )
-from labkit.data.stores import ListedStore
+from labkit.data.stores import ListedStore, images_among
 from labkit.data.tar_stream import (
     TAR_SUFFIXES,
     TarWarning,
@@ -51,7 +51,7 @@ from labkit.data.tar_stream import (
 )
 from labkit.errors import ArgumentError, MissingKeyError, TarError
 from labkit.util.arguments import require_choice, require_path
-from labkit.util.files import images_among, n_images, write_atomic
+from labkit.util.files import n_images, write_atomic
 from labkit.util.machine import labkit_home
 from labkit.util.process import Lazy
 from labkit.util.strings import PackedStrings

@@ -33,7 +33,15 @@ import torch
 from PIL import Image
 
 from labkit.data.decode import decode, max_pixels, open_image
-from labkit.data.partial_jpeg import CHROMA_REACH, LIBRARY_VARIABLE, SCALES, header_segment, iter_segments, load_library
+from labkit.data.partial_jpeg import (
+    CHROMA_REACH,
+    LIBRARY_VARIABLE,
+    SCALES,
+    START_OF_IMAGE,
+    header_segment,
+    iter_segments,
+    load_library,
+)
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
 from labkit.data.stores import HasSizes, Store, change_times, changed_since, folders_without_image, read_bytes
@@ -109,7 +117,7 @@ def head_of(data: bytes) -> Head | None:
             at += 2 + length
             marker, length = read(data, at)
         n_components = data[header_at + 9]
-        if not header_at or data[:2] != b"\xff\xd8" or data[header_at + 4] != 8 or data[at + 4] != n_components:
+        if not header_at or data[:2] != START_OF_IMAGE or data[header_at + 4] != 8 or data[at + 4] != n_components:
             return None
         height, width = _SIDES.unpack_from(data, header_at + 5)
         mcu = _mcu_of(data[header_at + 10 : header_at + 10 + 3 * n_components])
@@ -387,7 +395,7 @@ def _tile(store: Store, root: Path, make: _Make, times: dict[str, float], key: s
 
 def _small(data: bytes, *, short_side: int, quality: int) -> bytes:
     """A JPEG made small, with markers and table."""
-    if not data.startswith(b"\xff\xd8"):
+    if not data.startswith(START_OF_IMAGE):
         raise _CannotTile("it is no JPEG")
     try:
         pixels = decode(data)
@@ -426,7 +434,7 @@ def _tiled(transform: "_Transform", data: bytes) -> bytes:
 def _restart_interval_of(data: bytes) -> int:
     """MCUs of a piece for a photo of which any crop is as likely as another."""
     header = header_segment(iter_segments(data))
-    if not data.startswith(b"\xff\xd8") or header is None or len(data) < header.start + 6:
+    if not data.startswith(START_OF_IMAGE) or header is None or len(data) < header.start + 6:
         raise _CannotTile("it is no JPEG")
     n_bits, height, width, n_components = struct.unpack_from(">BHHB", data, header.start)
     mcu = _mcu_of(data[header.start + 6 : header.start + 6 + 3 * n_components])

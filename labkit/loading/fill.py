@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from labkit.data.dataset import SkipLog
-from labkit.data.decode import decode, jpeg_orientation, max_pixels
-from labkit.data.partial_jpeg import SCALES, JpegHeader, Part, open_decoder
+from labkit.data.decode import decode, max_pixels
+from labkit.data.orientation import jpeg_orientation
+from labkit.data.partial_jpeg import END_OF_IMAGE, SCALES, JpegHeader, Part, open_decoder
 from labkit.data.stores import Store, read_bytes
 from labkit.data.tiles import Tiling, cut, head_of, tiling_of
 from labkit.errors import ArgumentError, DecodeError, MissingKeyError
@@ -317,7 +318,7 @@ class _EncodedImage:
         """The size of a JPEG that can be decoded in parts: complete, upright beyond doubt, and not too large."""
         head = self._head
         is_upright = jpeg_orientation(self.data) == 1 if head is None or head.may_be_turned else True
-        if not is_upright or not self.data.endswith(b"\xff\xd9"):
+        if not is_upright or not self.data.endswith(END_OF_IMAGE):
             return None
         header = JpegHeader(head.height, head.width) if head else self._decoder.header(self.data)
         return header if header and header.height * header.width <= max_pixels() else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from labkit.data.decode import decode, open_image
+from labkit.data.image_formats import IMAGE_SUFFIXES, JPEG, OTHER_IMAGE_SUFFIXES, opened_format
 from labkit.data.partial_jpeg import is_progressive
 from labkit.data.pixels import shrink
 from labkit.data.samples import make_photos
@@ -21,7 +22,7 @@ from labkit.data.stores import FolderStore, read_bytes
 from labkit.errors import ArgumentError, DecodeError
 from labkit.peers.peer import CLASSES, Work
 from labkit.util.arguments import require_choice, require_int, require_local_path
-from labkit.util.files import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, walk, write_atomic
+from labkit.util.files import walk, write_atomic
 from labkit.util.machine import labkit_home, scale, usable_cores
 from labkit.util.pictures import WidthHeight, encode_image
 from labkit.util.process import progress_bar
@@ -91,7 +92,7 @@ def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
 
 # --- a reader's own
 
-_JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
+_JPEG_SUFFIXES = JPEG.suffixes + JPEG.other_suffixes
 _N_FOLDERS = 10  # of the sample: some loaders want several classes, and which ones costs no time
 _MIN_NAMES, _MAX_NAMES, _MAX_BYTES = 16, 8192, 2 * 2**30
 # Seconds of a core that decodes a photo and crops it, to choose a number of photos. Assumed, not measured: so the same
@@ -224,7 +225,7 @@ def _load(name: str) -> _Photo | str:
     except DecodeError:
         return "damaged"
     image = open_image(data)
-    if image.format not in ("JPEG", "MPO"):
+    if opened_format(image) is not JPEG:
         return f"{image.format} inside"
     if image.mode not in ("RGB", "L"):
         return image.mode

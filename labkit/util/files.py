@@ -19,8 +19,7 @@ import sys
 import tempfile
 import weakref
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,11 +29,6 @@ from typing import IO
 from labkit.errors import ArgumentError, LabkitError, OperationError, StorageError
 from labkit.util.machine import labkit_home
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")  # what labkit decodes
-OTHER_IMAGE_SUFFIXES = (
-    ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".pbm", ".pgm", ".pnm", ".ppm", ".tif",
-    ".tiff",
-)  # fmt: skip
 # Hidden, or made by a system for itself: thumbnails and deleted files of a NAS or Windows, attributes of macOS' files.
 _HIDDEN = re.compile(r"(?:^|/)(?:\.|(?:@eaDir|#recycle|\$RECYCLE\.BIN|__MACOSX|lost\+found)(?:/|$))")
 _MAX_NAME_BYTES = 255  # on almost every filesystem
@@ -46,75 +40,15 @@ def is_hidden(key: str) -> bool:
     return _HIDDEN.search(key) is not None
 
 
-def is_image(key: str) -> bool:
-    """Whether a key names a JPEG, PNG or WebP file that is not hidden."""
-    return key.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(key)
-
-
-def checked_suffixes(ignore: str | Iterable[str]) -> tuple[str, ...]:
-    """Suffixes to leave out, in lower case; ValueError if one does not begin with a dot."""
-    suffixes = tuple(ignore) if isinstance(ignore, Iterable) and not isinstance(ignore, str) else (ignore,)
-    if wrong := [suffix for suffix in suffixes if not isinstance(suffix, str) or not re.match(r"\.\w", suffix)]:
-        raise ArgumentError(f"ignore takes suffixes, such as ignore=('.gif', '.bmp'), got {wrong[0]!r}")
-    return tuple(suffix.lower() for suffix in suffixes)
-
-
 def n_images(number: int) -> str:
     """A number of images in words, such as `2 images`."""
     return f"{number} image{'s' if number != 1 else ''}"
-
-
-def images_among(
-    names: Iterable[str], ignore: tuple[str, ...], place: str, folders: "dict[str, Counter[str] | None] | None" = None
-) -> Iterator[str]:
-    """Select the names of images; hidden ones and those with suffixes to `ignore` are left out.
-
-    Args:
-        names: Of files; and of folders, which end with a slash.
-        ignore: Suffixes in lower case.
-        place: Where the names are from, for messages.
-        folders: Filled with the first folder of each name that is not hidden: None where there is an image in it, else
-            how many files of each suffix there are.
-
-    Raises:
-        ValueError: at the end, where there are images that labkit does not decode; counts them, and names `place`.
-    """
-    others: Counter[str] = Counter()
-    for name in names:
-        suffix = os.path.splitext(name)[1].lower()
-        if is_hidden(name):
-            continue
-        is_used = suffix in IMAGE_SUFFIXES and suffix not in ignore
-        if folders is not None:
-            _note_folder(folders, name, suffix, is_used)
-        if is_used:
-            yield name
-        elif suffix in ignore:
-            continue
-        elif suffix in OTHER_IMAGE_SUFFIXES:
-            others[suffix] += 1
-    if others:
-        counts = ", ".join(f"{n_files} {suffix}" for suffix, n_files in others.most_common())
-        raise ArgumentError(
-            f"{place} holds {n_images(others.total())} with suffixes that labkit does not read ({counts}; it reads "
-            f"{', '.join(IMAGE_SUFFIXES)}): convert them, or leave them out, as "
-            f"lk.open_store(root, ignore={tuple(sorted(others))!r})"
-        )
 
 
 def first_folder(key: str) -> str:
     """The first folder of a key; "" if it has none."""
     folder, slash, _ = key.lstrip("/").partition("/")  # an object's name may begin with slashes
     return folder if slash else ""
-
-
-def _note_folder(folders: dict[str, Counter[str] | None], name: str, suffix: str, is_image: bool) -> None:
-    if not (folder := first_folder(name)):
-        return
-    if is_image:
-        folders[folder] = None
-    elif (found := folders.setdefault(folder, Counter())) is not None and not name.endswith("/"):
-        found[suffix] += 1
 
 
 def is_file_key(key: str) -> bool:

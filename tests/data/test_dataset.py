@@ -23,7 +23,6 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms import ToTensor
 
 import labkit as lk
@@ -479,18 +478,7 @@ def test_a_data_set_of_others_may_name_a_class_twice():
 # --- files that labkit does not read, and links
 
 
-OTHERS = (".avif", ".bmp", ".gif", ".heic", ".jp2", ".jxl", ".pgm", ".ppm", ".tif", ".tiff", ".jfif")
-
-
-def test_each_suffix_of_image_folder_is_read_or_counted(tmp_path):
-    for number, suffix in enumerate((*IMG_EXTENSIONS, *map(str.upper, IMG_EXTENSIONS))):
-        store = stored(tmp_path / str(number), "cat/1.png", f"cat/2{suffix}", f"dog/3{suffix}")
-        assert len(ImageFolder(store.root)) == 3
-        if suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"):
-            assert len(store) == 3
-            continue
-        with pytest.raises(ValueError, match=rf"2 images with suffixes that .* not read \(2 {suffix.lower()};"):
-            len(store)
+OTHERS = (".avif", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".pbm", ".pnm")
 
 
 def test_every_store_counts_what_it_would_leave_out(tmp_path):
@@ -501,7 +489,7 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
     archive = shutil.make_archive(tmp_path / "x", "tar", root)
     with course.serve_folder(root) as url:
         for place in (root, archive, url, f"file://{root}"):
-            with pytest.raises(ValueError, match=r"13 images with suffixes .*\(3 \.gif, 1 \.\w+, ") as failure:
+            with pytest.raises(ValueError, match=r"12 images with suffixes .*\(3 \.gif, 1 \.\w+, ") as failure:
                 lk.open_store(place).keys()
             with pytest.raises(ValueError, match=r" 3 images with suffixes .*\(3 \.gif;"):
                 lk.open_store(place, ignore=set(OTHERS) - {".gif"}).keys()
@@ -510,7 +498,7 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
             )  # the remedy can be pasted
             assert lk.open_store(place, ignore=named).keys() == ["cat/a.png", "dog/b.JPG"]
             assert lk.open_store(place, ignore=[*named, ".jpg"]).keys() == ["cat/a.png"]
-    assert len(lk.collect_sizes(root)) == 15
+    assert len(lk.collect_sizes(root)) == 14
     sizes = lk.collect_sizes(root, ignore=OTHERS)  # from here, the example of the page on storage
     buckets = lk.Buckets.fit(sizes, 64, step=8, min_side=8)
     batches = lk.BucketBatchSampler(sizes, 2, buckets=buckets, seed=0)
@@ -521,7 +509,7 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
         done = run_script(script, root, tmp_path / target, *options)
         assert done.exit_code == 0, done.output
         refused = run_script(script, root, tmp_path / "other")
-        assert script == "collect_sizes" or (refused.exit_code == 2 and "13 images with suffixes" in refused.output)
+        assert script == "collect_sizes" or (refused.exit_code == 2 and "12 images with suffixes" in refused.output)
     assert len(list(lk.read_shards(tmp_path / "shards"))) == len(lk.PixelStore(tmp_path / "x.pixels")) == 2
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
 

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def image_keys(root: Path) -> list[str]:
-    """The oracle: every JPEG, PNG and WebP file with no hidden part in its path."""
+    """The oracle: every JPEG, PNG and WebP file, the only images here, with no hidden part in its path."""
     found = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
     kept_by_systems = {"@eaDir", "#recycle", "$RECYCLE.BIN", "__MACOSX"}
     shown = [path for path in found if not any(part[0] == "." or part in kept_by_systems for part in path.parts)]

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import labkit as lk
 from labkit.data.extract import extract_tars
 from tests.paths import contents
 
-IMAGES, TARS = (".jpg", ".jpeg", ".png", ".webp"), (".tar",)
+IMAGES, TARS = IMG_EXTENSIONS, (".tar",)
 MAX_TAR_BYTES = 1 << 30
 MEAN_ERROR = 2.0  # of 255, as the guide promises
 PLAIN_MODES = {"RGB", "L", "1"}  # whose way to RGB is beyond doubt; of others the decoders are compared with each other
@@ -36,7 +37,7 @@ def files_under(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def by_pillow(path: Path) -> tuple[np.ndarray | None, bool]:
     """Pillow's upright RGB, None if it refuses the file; and whether another way to RGB would be as good."""
     try:
-        with Image.open(path, formats=("JPEG", "PNG", "WEBP")) as image:
+        with Image.open(path, formats=("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF")) as image:
             image.load()
             is_plain = image.mode in PLAIN_MODES and "transparency" not in image.info
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB")), is_plain
@@ -89,8 +90,8 @@ def size_faults(root: Path, images: list[Path]) -> Iterator[str]:
 
 def loader_faults(root: Path, images: list[Path], counts: Counter) -> Iterator[str]:
     """Files that a store, an ImageDataset or a BatchLoader loses, or reads in other words."""
-    others = (".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".pbm", ".pgm", ".pnm")
-    store = lk.FolderStore(root, ignore=(*others, ".ppm", ".tif", ".tiff"))
+    others = (".avif", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".pbm", ".pnm")
+    store = lk.FolderStore(root, ignore=others)
     keys = list(store.keys())
     expected = sorted(path.relative_to(root).as_posix() for path in images)
     yield from (f"{key}: the folder and the store disagree on it" for key in sorted({*keys} ^ {*expected}))

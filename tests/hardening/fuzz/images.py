@@ -15,9 +15,10 @@ import labkit as lk
 from labkit.course import broken_files, oracle_files
 from labkit.course.oracles import png_chunk
 from labkit.data import tiles
-from labkit.data.decode import jpeg_orientation, missing_decoders
+from labkit.data.decode import missing_decoders
 from labkit.data.depth import decode_picture
 from labkit.data.headers import read_header
+from labkit.data.orientation import jpeg_orientation
 from labkit.data.partial_jpeg import SCALES, WholeDecoder, open_decoder
 from tests.hardening.fuzz.oracle import may_refuse, seeded, split_options, write_input
 from tests.hardening.inputs import fix_png, image_bytes
@@ -30,7 +31,7 @@ _MAX_PIXELS = 1 << 20  # low, so that an input takes little time; tests/hardenin
 @cache
 def image_seeds() -> dict[str, bytes]:
     """Oracle images and hostile ones; two PNGs also with checksums that are made right after each mutation."""
-    formats = {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}}
+    formats = {"JPEG": {}, "WEBP": {}, "WEBP lossless": {"lossless": True}, "BMP": {}, "PPM": {}, "TIFF": {}}
     small = {f"small {name}": image_bytes((9, 7), name.split()[0], **options) for name, options in formats.items()}
     files = {**oracle_files(), **broken_files(), **_small_pngs(), **small}
     fixed = {name: data for name, data in files.items() if name in ("bad chunk.png", "sound.png")}
@@ -103,6 +104,8 @@ def headers(data: bytes) -> None:
         try:
             with Image.open(path) as theirs:
                 size, orientation = theirs.size, _orientation_by_pillow(theirs)
+                if theirs.format == "TIFF" and orientation and orientation >= 5:
+                    size = size[::-1]  # Pillow's is that of the turned image
         except MemoryError:  # of a length that the header states: labkit's reads are bounded by the file's own
             return
         except Exception:

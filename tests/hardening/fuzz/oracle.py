@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 FOUND = Path(__file__).with_name("found")
-_PILLOW = ("PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "PIL.TiffImagePlugin", "PIL.Image")
+_PILLOW = tuple(f"PIL.{name}ImagePlugin" for name in ("Jpeg", "Png", "WebP", "Tiff", "Bmp", "Ppm")) + ("PIL.Image",)
 
 # Module, and Python modules that read for the target, instrumented beside labkit's. Nothing is imported before that.
 TARGETS = {

@@ -13,10 +13,10 @@ from unittest.mock import patch
 import labkit as lk
 from labkit import TarStore
 from labkit.data.extract import WORK, extract_tars
+from labkit.data.stores import is_image
 from labkit.data.tar import SUFFIX
 from labkit.errors import ItemErrors, TarError
 from labkit.util.arguments import MAX_FILE_VARIABLE
-from labkit.util.files import is_image
 from tests.hardening.fuzz.oracle import empty_folder, may_refuse, seeded, split_options, write_input
 from tests.hardening.inputs import fix_tar, image_bytes, sparse_member, tar_bytes
 from tests.tars import Member, member
