@@ -417,15 +417,6 @@ def tar(path) -> Path:
     return make_tar(path, FILES)
 
 
-def test_opening_reads_nothing(tar, monkeypatch):
-    """A loader's workers open their own."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", None)
-        patch.setattr("builtins.open", None)
-        store = TarStore(tar)
-    assert len(store) == 6
-
-
 def test_a_tar_cut_after_its_headers_were_read_is_an_error(path):
     data = random.Random(0).randbytes(300_000)
     store = TarStore(make_tar(path, {"large.jpg": data}))
