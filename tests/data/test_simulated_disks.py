@@ -242,10 +242,8 @@ def test_a_killed_reader_leaves_the_head_free(folder, monkeypatch):
     assert busy_after(store, "b.jpg") == seconds(2, 2000)
 
 
-def test_what_is_kept_of_a_head_has_no_name_and_goes_with_the_store_that_made_it(
-    folder, own_temporary_folder, n_open_files
-):
-    """Not with a fork's copy."""
+def test_a_head_has_no_file_that_is_left_behind(folder, own_temporary_folder, n_open_files):
+    """It goes with the store that made it, not with a fork's copy."""
     n_before, store = n_open_files(), dry(FolderStore(folder))
     child = os.fork()
     if not child:
