@@ -55,21 +55,6 @@ def url(folder):
 
 
 @pytest.mark.parametrize(
-    ("key", "asked", "status", "answered"),
-    [
-        ("cat/a.jpg", None, 200, PHOTO),
-        ("cat/a.jpg", "10-19", 206, PHOTO[10:20]),
-        ("cat/a.jpg", f"{len(PHOTO)}-", 416, None),
-        ("no.jpg", None, 404, None),
-    ],
-)
-def test_the_folder_server_answers_ranges(url, key, asked, status, answered):
-    answer = urllib3.request("GET", url + key, headers={"Range": f"bytes={asked}"} if asked else {})
-    assert answer.status == status
-    assert answered is None or answer.data == answered
-
-
-@pytest.mark.parametrize(
     "path", ["/../secret", "/%2e%2e/secret", "//{folder}/../secret", "/{folder}/../secret", "/cat/../../secret"]
 )
 def test_the_folder_server_does_not_leave_its_folder(folder, url, path):

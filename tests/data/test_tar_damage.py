@@ -506,16 +506,6 @@ def test_a_tar_that_cannot_be_read_on_is_no_damage(tmp_path, failing, read, suff
     assert not (tmp_path / "plain.tar").exists()
 
 
-@pytest.mark.parametrize(("error", "said"), [(DISK_FAILS, "Input/output error"), (MemoryError, "MemoryError")])
-@pytest.mark.parametrize("read", ["TarStore", "extract_tars"])
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_an_error_within_a_long_header_is_no_damage(path, failing, read, form, error, said):
-    """A header that `tarfile` reads, in two blocks, of which a buffer holds the first alone."""
-    first = bytes(io.DEFAULT_BUFFER_SIZE - 2 * BLOCK)
-    make_tar(path, {"0.bin": first, "long" * 50: b"second"}, format=form)
-    assert_no_damage_is_told(READERS[read], failing(path, error, io.DEFAULT_BUFFER_SIZE), said)
-
-
 def test_a_network_that_fails_is_no_damage(path, whole, failing, server, own_home):
     """On a server, and on a disk far away, whose error does not say of which file it is."""
     server.files["/set.tar"], server.tags["/set.tar"] = whole, '"1"'
