@@ -241,9 +241,10 @@ def test_a_tar_cut_where_nothing_is_lost_warns(path, plan):
     ends = dict.fromkeys((data + 700, data + 1000, data + 1024, data + 1124), "last.jpg")
     for length, last in {members["pax"].offset: "folder", data - 512: "pax.jpg", **ends}.items():
         path.write_bytes(whole[:length])
-        store = lk.TarStore(path)
-        with pytest.warns(TarWarning, match=rf"set\.tar has no end mark: it may be cut after '{last}'"):
-            store.names()
+        for _ in range(2):  # of a stored index, too
+            store = lk.TarStore(path)
+            with pytest.warns(TarWarning, match=rf"set\.tar has no end mark: it may be cut after '{last}'"):
+                store.names()
         assert last == "folder" or last in store.names()
         assert all(len(store.read(name)) == 700 for name in store.names())
 
@@ -311,15 +312,6 @@ def test_a_second_half_of_zeros_warns(path, whole, read):
     said = rf"set\.tar ends with {len(whole) - at} zeros.* members after '005\.png' may be missing.*checksum"
     with pytest.warns(TarWarning, match=said):
         read(path)
-
-
-def test_a_stored_index_warns_again_of_a_tar_that_may_lack_its_end(path, whole):
-    at = offset_of("006.cls", whole)
-    for data, said in ((whole[:at], "no end mark"), (whole[:at] + bytes(len(whole) - at), "ends with")):
-        path.write_bytes(data)
-        for _ in range(2):
-            with pytest.warns(TarWarning, match=rf"set\.tar .*{said}.* after '005\.png'"):
-                assert len(lk.TarStore(path).keys()) == 6
 
 
 @needs_tar
