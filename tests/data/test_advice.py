@@ -2,7 +2,6 @@
 
 import gzip
 import http.server
-import os
 import re
 import shlex
 import shutil
@@ -138,9 +137,6 @@ def test_a_folder_of_parquet_parts_is_joined_or_opened_part_by_part(photos, tmp_
     assert lk.ImageDataset(joined).classes == ["cat", "dog"]
 
 
-# Far away.
-
-
 class Compressing(Quiet, http.server.SimpleHTTPRequestHandler):
     """A server that compresses all that it sends, or its listings alone."""
 
@@ -182,14 +178,3 @@ def test_a_chained_url_is_opened_as_fsspec_does(photos, tar, own_home, tmp_path,
     place = photos if form == "folder" else tar
     assert labels(f"simplecache::file://{place}") == labels(photos)
     assert "fsspec knows no scheme 'nothing::file'" in refused(lambda: lk.open_store(f"nothing::file://{place}"))
-
-
-# Places and names.
-
-
-def test_a_home_and_wildcards_are_expanded_as_the_message_says(photos, monkeypatch):
-    monkeypatch.setenv("PHOTOS", str(photos))
-    assert "os.path.expandvars(path)" in refused(lambda: lk.open_store("$PHOTOS"))
-    assert labels(os.path.expandvars("$PHOTOS")) == labels(photos)
-    assert "choose some of its images by keys=" in refused(lambda: lk.open_store(f"{photos}/cat/*.jpg"))
-    assert labels(photos, keys=[key for key in KEYS if key.endswith(".jpg")]) == [0, 1]

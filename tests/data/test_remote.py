@@ -446,9 +446,7 @@ class FailingFilesystem(fsspec.AbstractFileSystem):
     find = info
 
 
-@pytest.fixture(autouse=True)
-def _failing_scheme():
-    fsspec.register_implementation("failing", FailingFilesystem, clobber=True)
+fsspec.register_implementation("failing", FailingFilesystem, clobber=True)
 
 
 @pytest.mark.parametrize(
@@ -486,25 +484,22 @@ class ListingFilesystem(fsspec.AbstractFileSystem):
     protocol = "listing"
     cachable = False
 
+    sizes = ({"size": 7}, {}, {"size": 9})
+
     def find(self, path, **options):
-        return {f"{path}/a.jpg": {"size": 7}, f"{path}/b.jpg": {}} | (
-            {} if self.lost else {f"{path}/c.jpg": {"size": 9}}
-        )
+        return {f"{path}/{letter}.jpg": about for letter, about in zip("abc", self.sizes, strict=False)}
 
     def cat_file(self, path, start=None, end=None, **options):
         return b"photo"
 
-    lost = False
 
-
-def test_the_sizes_of_objects_are_those_of_the_listing():
+def test_the_sizes_of_objects_are_those_of_the_listing(monkeypatch):
     fsspec.register_implementation("listing", ListingFilesystem, clobber=True)
     store = ObjectStore("listing://bucket")
     assert store.sizes().tolist() == [7, 5, 9]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ListingFilesystem, "lost", True)
-        with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
-            store.sizes()
+    monkeypatch.setattr(ListingFilesystem, "sizes", ({"size": 7}, {}))
+    with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
+        store.sizes()
 
 
 # What is read as a whole.
