@@ -39,11 +39,6 @@ def numbers(loader) -> list[int]:
     return [int(image[0, 0, 0]) + 256 * int(image[1, 0, 0]) for image, _ in loader]
 
 
-def numbers_of(batches) -> list[int]:
-    """The same of a loader with batches."""
-    return [number for images, labels in batches for number in numbers(zip(images, labels, strict=True))]
-
-
 def at(monkeypatch, rank: int, world_size: int, worker: int | None = None, num_workers: int = 1) -> None:
     """Be a rank, as torchrun's variables say it; and a worker of it, as WebDataset's do, without a process for it."""
     about = {"RANK": rank, "WORLD_SIZE": world_size}

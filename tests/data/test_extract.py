@@ -14,12 +14,9 @@ import subprocess
 import tarfile
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-import tqdm
 
-from labkit.app.cli import main
 from labkit.data.extract import WORK, extract_tars
 from labkit.data.tar_stream import convert_tar
 from labkit.errors import ItemErrors, TarError
@@ -27,7 +24,7 @@ from tests.children import in_children
 from tests.full_disk import full_disk
 from tests.hardening.inputs import tar_bytes
 from tests.killing import killed_at_every_moment
-from tests.paths import contents, invoke
+from tests.paths import contents
 from tests.tars import listed, make_tar, member, numbered_files
 
 quietly = partial(extract_tars, progress=False)
@@ -140,28 +137,13 @@ def test_of_two_members_with_one_name_the_last_counts(tmp_path):
     assert look(ours / "a") == look(ours / "too")
 
 
-@pytest.mark.parametrize("engine", ["threads", "local"])
-def test_every_engine_extracts_the_same(tmp_path, engine):
+def test_each_archive_has_a_folder_of_its_own(tmp_path):
     archives = [make_tar(tmp_path / f"n{n}.tar", numbered_files(20, f"n{n}_")) for n in range(5)]
-    folders = quietly(archives, tmp_path / engine, engine=engine, num_workers=2)
-    assert folders == [tmp_path / engine / f"n{n}" for n in range(5)]
+    folders = quietly(archives, tmp_path / "out", num_workers=2)
+    assert folders == [tmp_path / "out" / f"n{n}" for n in range(5)]
     for archive, folder in zip(archives, folders, strict=True):
         with tarfile.open(archive) as tar:
             assert contents(folder) == {info.name: tar.extractfile(info).read() for info in tar}
-
-
-def test_one_archive_shows_its_bytes_and_several_their_number(tmp_path, monkeypatch):
-    bars = Mock(wraps=tqdm.tqdm)
-    monkeypatch.setattr(tqdm, "tqdm", bars)
-    monkeypatch.setenv("TQDM_DISABLE", "")
-    archives = [make_tar(tmp_path / f"{n}.tar", numbered_files(3)) for n in "abc"]
-    extract_tars(archives[0], tmp_path / "one", num_workers=1)
-    extract_tars(archives[1:], tmp_path / "two", num_workers=1)
-    quietly(archives[0], tmp_path / "three", num_workers=1)
-    shown = [call.kwargs for call in bars.call_args_list if not call.kwargs["disable"]]
-    assert [(bar["desc"], bar["total"], bar["unit"]) for bar in shown] == [
-        ("a.tar", 700 + 701 + 702, "B"), ("extract", 2, "archive"),
-    ]  # fmt: skip
 
 
 # What is refused, whole.
@@ -203,19 +185,15 @@ def test_an_unsafe_archive_is_refused_whole(tmp_path, said, text):
     assert len(os.listdir(root / "good")) == 3
 
 
-TOO_LONG = r"is longer than a path can be \(4096 bytes\). Nothing of it was extracted"
-
-
 @pytest.mark.parametrize(
     ("record", "value", "kind", "said"),
     [
         ("path", "x\0y", tarfile.REGTYPE, "has a zero byte in"),
-        ("path", "x" * 5000, tarfile.REGTYPE, TOO_LONG),
-        ("path", "a/" * 30_000 + "x", tarfile.REGTYPE, TOO_LONG),
-        ("path", "a/" * 1_500 + "x", tarfile.REGTYPE, "lies 1501 folders deep, where 500 are allowed. Nothing of it"),
+        ("path", "x" * 5000, tarfile.REGTYPE, r"is longer than a path can be \(4096 bytes\)"),
+        ("path", "a/" * 1_500 + "x", tarfile.REGTYPE, "lies 1501 folders deep, where 500 are allowed"),
         ("linkpath", "x\0y", tarfile.SYMTYPE, r"is a link to 'x\\x00y', which is not a file"),
     ],
-    ids=["a zero byte", "long", "very deep", "deep", "a zero byte in a link"],
+    ids=["a zero byte", "long", "deep", "a zero byte in a link"],
 )
 def test_a_name_that_no_system_takes_is_refused(tmp_path, record, value, kind, said):
     bad = member("x", kind=kind, pax_headers={record: value})
@@ -226,23 +204,19 @@ def test_a_name_that_no_system_takes_is_refused(tmp_path, record, value, kind, s
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "said"),
+    ("names", "said"),
     [
-        (["a/x.tar", "b/x.tar"], {}, "would share a folder"),
-        (["a/x.tar", "a/x.tar.gz"], {}, "would share a folder"),
-        (["a/x.zip"], {}, "x.zip gives no name"),
-        (["a/..tar"], {}, "gives no name"),
-        (["a/.extract.tar"], {}, "gives no name"),
-        (["a/x.tar"], {"engine": "dask"}, "local, threads, ray"),
-        (["a/x.tar"], {"num_workers": -1}, "num_workers must be an integer >= 0"),
+        (["a/x.tar", "b/x.tar.gz"], "would share a folder"),
+        (["a/x.zip"], "x.zip gives no name"),
+        (["a/.extract.tar"], "gives no name"),
     ],
 )
-def test_bad_arguments_are_an_error_before_anything_is_made(tmp_path, names, options, said):
+def test_archives_without_a_name_of_their_own_are_an_error(tmp_path, names, said):
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         make_tar(tmp_path / name, numbered_files(1))
     with pytest.raises(ValueError, match=said):
-        quietly([tmp_path / name for name in names], tmp_path / "root", **options)
+        quietly([tmp_path / name for name in names], tmp_path / "root")
     with pytest.raises(FileNotFoundError, match=r"missing\.tar is not a file"):
         quietly(tmp_path / "missing.tar", tmp_path / "root")
     assert not (tmp_path / "root").exists()
@@ -283,7 +257,7 @@ def test_names_that_are_one_file_on_this_disk_are_an_error(tmp_path, monkeypatch
         quietly(archive, tmp_path / "two")
 
 
-def test_a_folder_of_others_and_one_of_the_archive_as_it_was_are_left_alone(tmp_path):
+def test_a_folder_of_others_or_of_an_older_archive_is_left_alone(tmp_path):
     archive = make_tar(tmp_path / "set.tar", numbered_files(2))
     thesis = tmp_path / "other" / "set" / "thesis.txt"
     thesis.parent.mkdir(parents=True)
@@ -325,7 +299,7 @@ def test_processes_may_extract_the_same_archive_at_once(tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_killed_at_any_moment_a_folder_appears_whole_and_a_rerun_ends_with_all(tmp_path, suffix):
+def test_after_any_kill_folders_are_whole_and_a_rerun_ends_with_all(tmp_path, suffix):
     mode, root = "w:gz" if suffix == ".tar.gz" else "w", tmp_path / "root"
     archives = [make_tar(tmp_path / f"n{n}{suffix}", numbered_files(2, f"{n}/{n}_"), mode) for n in range(2)]
     extract = partial(quietly, archives, num_workers=1)
@@ -450,13 +424,3 @@ def test_killed_at_any_moment_or_run_twice_at_once_the_tar_is_whole(tmp_path):
     assert re.fullmatch(f"{target} exists: .*choose another name.*", said[1])
     assert target.read_bytes() == data
     assert os.listdir(target.parent) == ["set.tar"]
-
-
-def test_the_command_converts_or_fails_in_one_line(tmp_path):
-    data, source, target = plain_tar(tmp_path), tmp_path / "set.tar.gz", tmp_path / "set.tar"
-    failed = invoke(main, ["convert", str(source), str(target)])
-    assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
-    assert "set.tar.gz" in failed.stderr
-    source.write_bytes(gzip.compress(data))
-    assert invoke(main, ["convert", str(source), str(target)]).exit_code == 0
-    assert target.read_bytes() == data

@@ -55,21 +55,6 @@ def url(folder):
 
 
 @pytest.mark.parametrize(
-    ("key", "asked", "status", "answered"),
-    [
-        ("cat/a.jpg", None, 200, PHOTO),
-        ("cat/a.jpg", "10-19", 206, PHOTO[10:20]),
-        ("cat/a.jpg", f"{len(PHOTO)}-", 416, None),
-        ("no.jpg", None, 404, None),
-    ],
-)
-def test_the_folder_server_answers_ranges(url, key, asked, status, answered):
-    answer = urllib3.request("GET", url + key, headers={"Range": f"bytes={asked}"} if asked else {})
-    assert answer.status == status
-    assert answered is None or answer.data == answered
-
-
-@pytest.mark.parametrize(
     "path", ["/../secret", "/%2e%2e/secret", "//{folder}/../secret", "/{folder}/../secret", "/cat/../../secret"]
 )
 def test_the_folder_server_does_not_leave_its_folder(folder, url, path):
@@ -78,20 +63,13 @@ def test_the_folder_server_does_not_leave_its_folder(folder, url, path):
     assert b"pa55word" not in answer
 
 
-def test_the_folder_server_waits_before_each_answer(url):
-    store = HttpStore(url, keys=["cat/a.jpg"])
-    begin = time.monotonic()
-    assert store.read("cat/a.jpg") == PHOTO
-    assert time.monotonic() - begin >= LATENCY_MS / 1e3
-
-
-@pytest.mark.exhaustive
-def test_the_s3_server_waits_before_each_answer(folder):
+def test_servers_wait_before_each_answer(folder, url):
     pytest.importorskip("s3fs", reason='s3fs is not installed: python -m pip install -e ".[s3]"')
-    with serve_s3({"photos": folder}, latency_ms=200) as options:
-        begin = time.monotonic()
-        assert ObjectStore("s3://photos", **options).read("cat/a.jpg") == PHOTO
-        assert time.monotonic() - begin >= 0.2
+    with serve_s3({"photos": folder}, latency_ms=LATENCY_MS) as options:
+        for store in (HttpStore(url, keys=["cat/a.jpg"]), ObjectStore("s3://photos", **options)):
+            begin = time.monotonic()
+            assert store.read("cat/a.jpg") == PHOTO
+            assert time.monotonic() - begin >= LATENCY_MS / 1e3
     assert not listens(options["endpoint_url"])
 
 
@@ -127,14 +105,10 @@ def test_a_server_ends_when_its_process_is_killed(folder):
     assert not listens(url)
 
 
-def test_a_folder_to_serve_must_be_one(folder):
-    with pytest.raises(FileNotFoundError, match="no is not a folder"), serve_folder(folder / "no"):
-        pass
-
-
-def test_an_s3_server_needs_s3fs_and_folders(monkeypatch, folder):
-    with pytest.raises(FileNotFoundError, match="no is not a folder"), serve_s3({"a": folder / "no"}):
-        pass
+def test_servers_need_folders_and_that_of_s3_its_library(monkeypatch, folder):
+    for server in (serve_folder(folder / "no"), serve_s3({"a": folder / "no"})):
+        with pytest.raises(FileNotFoundError, match="no is not a folder"), server:
+            pass
     monkeypatch.setattr("labkit.course.servers.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'pip install -e "\.\[s3\]"'), serve_s3({"a": folder}):
         pass
@@ -165,21 +139,13 @@ def test_the_s3_server_answers_amazons_own_client_as_s3_does(tmp_path):
         assert listed(Prefix="c") == ({name: sizes[name] for name in names if name[0] == "c"}, [])
         assert listed(Delimiter="/") == ({name: sizes[name] for name in names[4:]}, ["a & b/", "c/"])
         assert listed(Prefix="c/", Delimiter="/") == ({names[3]: sizes[names[3]]}, ["c/d/"])
-        assert client.get_object(Bucket="photos", Key=names[3])["Body"].read() == names[3].encode()
-        part = client.get_object(Bucket="photos", Key=names[0], Range="bytes=2-4")
-        assert (part["Body"].read(), part["ResponseMetadata"]["HTTPStatusCode"]) == (b"& b", 206)
         client.put_object(Bucket="photos", Key="c/new", Body=b"written")
-        assert client.head_object(Bucket="photos", Key="c/new")["ContentLength"] == 7
         assert listed(Prefix="c/n") == ({"c/new": 7}, [])
-        with pytest.raises(client.exceptions.NoSuchKey):
-            client.get_object(Bucket="photos", Key="no")
         client.delete_object(Bucket="photos", Key="e.jpg")
         client.delete_objects(Bucket="photos", Delete={"Objects": [{"Key": names[0]}, {"Key": "c/new"}]})
         assert listed() == ({name: sizes[name] for name in names if name not in ("e.jpg", names[0])}, [])
         with pytest.raises(client.exceptions.ClientError, match="NotImplemented"):
             client.create_multipart_upload(Bucket="photos", Key="e.jpg")
-        with pytest.raises(client.exceptions.NoSuchBucket):
-            client.list_objects_v2(Bucket="no")
     assert {path.name for path in tmp_path.rglob("*.jpg")} == {name.rpartition("/")[2] for name in names}
 
 

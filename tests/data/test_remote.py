@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -100,7 +99,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(server):
         HttpStore(f"{server.url}/p").keys()
 
 
-OTHER_PROGRAMS = ["[]", "{", '{"photos": 3}', '{"photos": [{"name": "a"}]}', '{"photos": []}']
+OTHER_PROGRAMS = ["[]", "{", '{"photos": [{"name": "a"}]}', '{"photos": []}']
 
 
 @pytest.mark.parametrize(
@@ -138,9 +137,9 @@ def test_where_nothing_is_listed_the_remedy_is_named(server, page):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        *((url, "not an HTTP URL") for url in ("ftp://a/b", "a/b", "http://", "http:/a/b", "s3://a", "")),
-        ("http://me:secret@a/b.tar?key=secret", r"^http://a/b\.tar is a tar: open it with TarStore"),
-        *((f"http://a/b{suffix}", "is a tar: open it with TarStore") for suffix in (".TAR", ".tar.gz", ".tgz")),
+        ("ftp://a/b", "not an HTTP URL"),
+        ("http:/a/b", "not an HTTP URL"),
+        ("http://me:secret@a/b.TAR?key=secret", r"^http://a/b\.TAR is a tar: open it with TarStore"),
     ],
 )
 def test_what_is_no_address_of_a_folder_is_an_error(url, said):
@@ -209,13 +208,7 @@ def test_threads_have_connections_of_their_own_and_more_when_asked_for(photo, al
     assert photo.connections == expected
 
 
-TRANSIENT = [
-    *map(status, (500, 502, 503, 504, 505, 507, 520, 599, 408, 425)),
-    status(429, Retry_After="0"),
-    cut,
-    drop,
-    noise,
-]
+TRANSIENT = [*map(status, (500, 503, 520, 408, 425)), status(429, Retry_After="0"), cut, drop, noise]
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
@@ -232,43 +225,19 @@ def test_transient_faults_are_retried_a_number_of_times(photo, fault):
 def test_a_stalled_body_is_given_up(photo):
     photo.script[PATH] = [stall]
     assert make_get(photo, timeout_s=0.3)() == DATA
-    photo.script[PATH] = [stall] * 9
-    with pytest.raises(OSError, match=r"gave no complete answer in 2 tries \(ReadTimeoutError\)"):
-        make_get(photo, timeout_s=0.2, retries=1)()
+    assert len(photo.asked) == 2
 
 
-@pytest.fixture
-def waits(monkeypatch) -> list[float]:
-    """The seconds of each wait, which is not waited."""
+@pytest.mark.parametrize(("retry_after", "longest"), [("1000000", 10), ("2", 2), ("soon", 0), (None, 0)])
+def test_waits_are_what_a_server_asks_for_and_bounded(photo, monkeypatch, retry_after, longest):
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    return waits
+    photo.script[PATH] = [status(503, **({"Retry_After": retry_after} if retry_after else {}))] * 12
+    assert make_get(photo, retries=12)() == DATA
+    assert waits == [longest] * 12 if longest else max(waits) == 10  # of its own, they grow
 
 
-@pytest.mark.parametrize(("retry_after", "longest"), [("1000000", 10), ("Fri, 31 Dec 2100 23:59:59 GMT", 10), ("2", 2)])
-def test_a_server_may_ask_for_a_bounded_wait(photo, waits, retry_after, longest):
-    photo.script[PATH] = [status(503, Retry_After=retry_after)] * 2
-    assert make_get(photo)() == DATA
-    assert waits == [longest] * 2
-
-
-def test_waits_grow_and_are_bounded(photo, waits):
-    photo.script[PATH] = [status(500)] * 12
-    make_get(photo, retries=12)()
-    assert len(waits) >= 10
-    assert max(waits) == 10
-    assert all(later > earlier for earlier, later in zip(waits, waits[2:], strict=False) if earlier < 10)
-
-
-@pytest.mark.parametrize("retry_after", ["soon", "-5", "nan", "Fri, 99 Foo", ""])
-def test_a_wait_that_is_no_number_or_date_is_as_none(photo, waits, retry_after):
-    photo.script[PATH] = [status(503, Retry_After=retry_after)] * 3
-    assert make_get(photo, retries=3)() == DATA
-    assert len(photo.asked) == 4
-    assert all(seconds < 2 for seconds in waits)
-
-
-@pytest.mark.parametrize("code", [400, 418, 501, 204, 401, 403])
+@pytest.mark.parametrize("code", [400, 501, 204, 401, 403])
 def test_other_statuses_are_errors_at_once(photo, code):
     photo.script[PATH] = [lambda handler: handler.say(code)]
     said = rf": access denied \({code}\); check the credentials" if code in (401, 403) else f" answered {code}"
@@ -277,9 +246,11 @@ def test_other_statuses_are_errors_at_once(photo, code):
     assert len(photo.asked) == 1
 
 
-def test_redirects_are_followed_and_credentials_do_not_go_to_other_hosts(photo):
+def test_redirects_are_followed_and_credentials_do_not_go_to_other_hosts(photo, caplog):
+    """Nor do they, or signatures, go into a log."""
+    caplog.set_level(logging.INFO)
     photo.files["/elsewhere/b.jpg"] = b"moved"
-    elsewhere = photo.url.replace("127.0.0.1", "localhost") + "/elsewhere/b.jpg"
+    elsewhere = photo.url.replace("127.0.0.1", "localhost") + "/elsewhere/b.jpg?sig=s1gnature"
     photo.script[PATH] = [status(302, Location=place) for place in ("/elsewhere/b.jpg", elsewhere, *[PATH] * 9)]
     get = HttpStore(photo.url.replace("//", "//me:pa55word@") + "/p", retries=2).read
     for _ in range(2):
@@ -287,23 +258,8 @@ def test_redirects_are_followed_and_credentials_do_not_go_to_other_hosts(photo):
     assert [bool(sent) for sent in photo.authorization] == [True, True, True, False]
     with pytest.raises(OSError, match=f"{PATH} gave no complete answer in 3 tries"):
         get(KEY)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [*(status(code) for code in (400, 403, 500)), cut, drop, noise, status(302, Location=f"{PATH}?sig=s1gnature")],
-)
-def test_no_error_or_log_holds_a_secret(photo, caplog, fault):
-    """But they are sent where they belong."""
-    caplog.set_level(logging.INFO)
-    url = f"{photo.url}/p?sig=s1gnature#fr4gment".replace("//", "//me:pa55word@")
-    photo.script[PATH] = [fault] * 2
-    with pytest.raises(OSError) as failure:
-        HttpStore(url, retries=1).read(KEY)
-    texts = "".join(traceback.format_exception(failure.value)) + repr(failure.value) + caplog.text
-    assert [secret for secret in ("pa55word", "s1gnature", "fr4gment") if secret in texts] == []
-    assert photo.asked[0] == (f"{PATH}?sig=s1gnature", None)
-    assert photo.authorization[0] == "Basic bWU6cGE1NXdvcmQ="
+    assert "s1gnature" not in caplog.text
+    assert "pa55word" not in caplog.text
 
 
 # Ranges of a tar.
@@ -439,7 +395,6 @@ def test_answers_other_than_the_range_that_was_asked_for_are_errors(remote, serv
     [
         ("no.tar", None, FileNotFoundError, "does not exist"),
         ("empty.tar", b"", TarError, "is not a tar"),
-        ("page.tar", b"<html>login</html>", TarError, "is not a tar"),
         (
             "x.tgz", b"\x1f\x8b" + bytes(600), TarError,
             r"is compressed \(gzip\).*Download and convert it: python -m labkit convert x\.tgz ",
@@ -457,21 +412,13 @@ def test_places_without_a_tar_are_told_apart(server, name, data, error, said):
 OBJECT = "/photos/set/a.jpg"
 
 
-@pytest.mark.parametrize(
-    ("allowed", "settings", "expected"),
-    [
-        (12, {}, 12),  # botocore's own number is 10
-        (12, {"max_pool_connections": 3}, 3),
-        (12, {"read_timeout": 30}, 12),
-    ],
-)
-def test_an_object_is_one_request_and_as_many_are_sent_together_as_is_allowed(server, allowed, settings, expected):
-    """Not two, of which the first asks for its size."""
+@pytest.mark.parametrize(("settings", "expected"), [({"read_timeout": 30}, 12), ({"max_pool_connections": 3}, 3)])
+def test_an_object_is_one_request_and_as_many_go_together_as_allowed(server, settings, expected):
+    """Not two, of which the first asks for its size. Botocore's own number is 10."""
     pytest.importorskip("s3fs")
     server.files[OBJECT] = b"photo"
-    options = {"config_kwargs": settings} if settings else {}
-    store = ObjectStore("s3://photos/set", endpoint_url=server.url, anon=True, **options)
-    store.allow_requests(allowed)
+    store = ObjectStore("s3://photos/set", endpoint_url=server.url, anon=True, config_kwargs=settings)
+    store.allow_requests(12)
     assert store.read("a.jpg") == b"photo"
     assert [path for path, _ in server.asked] == [OBJECT]
     assert read_together(server, OBJECT, lambda: store.read("a.jpg"), expected) == {b"photo"}
@@ -499,9 +446,7 @@ class FailingFilesystem(fsspec.AbstractFileSystem):
     find = info
 
 
-@pytest.fixture(autouse=True)
-def _failing_scheme():
-    fsspec.register_implementation("failing", FailingFilesystem, clobber=True)
+fsspec.register_implementation("failing", FailingFilesystem, clobber=True)
 
 
 @pytest.mark.parametrize(
@@ -539,25 +484,22 @@ class ListingFilesystem(fsspec.AbstractFileSystem):
     protocol = "listing"
     cachable = False
 
+    sizes = ({"size": 7}, {}, {"size": 9})
+
     def find(self, path, **options):
-        return {f"{path}/a.jpg": {"size": 7}, f"{path}/b.jpg": {}} | (
-            {} if self.lost else {f"{path}/c.jpg": {"size": 9}}
-        )
+        return {f"{path}/{letter}.jpg": about for letter, about in zip("abc", self.sizes, strict=False)}
 
     def cat_file(self, path, start=None, end=None, **options):
         return b"photo"
 
-    lost = False
 
-
-def test_the_sizes_of_objects_are_those_of_the_listing():
+def test_the_sizes_of_objects_are_those_of_the_listing(monkeypatch):
     fsspec.register_implementation("listing", ListingFilesystem, clobber=True)
     store = ObjectStore("listing://bucket")
     assert store.sizes().tolist() == [7, 5, 9]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ListingFilesystem, "lost", True)
-        with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
-            store.sizes()
+    monkeypatch.setattr(ListingFilesystem, "sizes", ({"size": 7}, {}))
+    with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
+        store.sizes()
 
 
 # What is read as a whole.
@@ -588,12 +530,6 @@ def test_a_distant_store_is_read_ahead_and_in_order():
     assert [(key, one()) for key, one in read.items()] == [(key, key.encode()) for key in read]
 
 
-def test_other_stores_are_read_when_asked():
-    store = Meeting("photos", 1)
-    [read] = reads_ahead(store, store.keys())
-    assert (store._meeting.n_waiting, read()) == (0, b"00.jpg")
-
-
 def test_who_stops_reading_waits_for_no_more():
     asked = []
 
@@ -609,7 +545,7 @@ def test_who_stops_reading_waits_for_no_more():
 
 
 @pytest.mark.parametrize("pack", [write_shards, PixelStore.build])
-def test_what_is_packed_from_object_storage_is_what_is_packed_from_its_folder(tmp_path, photo_set, pack):
+def test_what_is_packed_of_object_storage_is_that_of_its_folder(tmp_path, photo_set, pack):
     pytest.importorskip("s3fs")
     made = []
     with course.serve_s3({"photos": photo_set}) as options:

@@ -6,9 +6,6 @@ import json
 import os
 import pickle
 import random
-import re
-import subprocess
-import sys
 import tarfile
 import warnings
 import weakref
@@ -23,18 +20,15 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import ks_2samp, spearmanr
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import labkit as lk
 from labkit.data import shards_read
 from labkit.data.shards_read import ShardWarning, resume, shuffled
 from labkit.errors import TarError
-from tests.paths import REPO
-from tests.shards import PICTURE, at, noisy, numbered, numbers, numbers_of, picture, write
+from tests.shards import PICTURE, at, noisy, numbered, numbers, picture, write
 from tests.tars import make_tar
 
-# Of torchdata, about torch itself; and of torch, about few cores.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:This DataLoader will create")
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # of torch, about few cores
 
 MIXED = {"shuffle": True, "shuffle_buffer": 6, "shuffle_initial": 3}
 MODES = [{}, MIXED, {"samples_per_rank": 33}, {"samples_per_rank": 33, **MIXED}]
@@ -78,11 +72,6 @@ def fork_loader(dataset, num_workers=2, **options) -> DataLoader:
     return DataLoader(dataset, num_workers=num_workers, multiprocessing_context="fork", **options)
 
 
-def end_workers(batches) -> None:
-    """Of a loader's iterator that is left: when it is collected as garbage, torch waits seconds for each of them."""
-    batches._shutdown_workers()
-
-
 # What is read
 
 
@@ -113,7 +102,6 @@ def test_shards_may_be_named_in_many_ways(forty, tmp_path):
     [
         ("no/such/folder", {}, FileNotFoundError, "no/such/folder/manifest.json does not exist"),
         ("no/such-{0..2}.tar", {}, FileNotFoundError, "the shard no/such-0.tar does not exist, nor do 2 others of 3"),
-        (Path("no.tar"), {}, FileNotFoundError, "no.tar does not exist"),
         ([], {}, ValueError, "no shard"),
         (["a.tar"], {"verify": True}, ValueError, "name the folder"),
         (None, {"decoder": "magic"}, ValueError, "turbojpeg"),
@@ -157,44 +145,6 @@ def test_every_sample_comes_once_an_epoch_in_an_order_of_its_own(forty, method, 
     if not num_workers:
         assert numbers(lk.read_shards(forty, shuffle=True, shuffle_buffer=5)) == epochs[0]
         assert numbers(lk.read_shards(forty, shuffle=True, shuffle_buffer=5, seed=1)) != epochs[0]
-
-
-RANKS = """
-import json, os, sys
-from torch.utils.data import DataLoader
-from labkit import read_shards
-
-found = {}
-for folder in sys.argv[1:]:
-    dataset = read_shards(folder, shuffle=True, shuffle_buffer=4)
-    loader = DataLoader(dataset, batch_size=3, num_workers=2, persistent_workers=True)
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        numbers = [image[:, 0, 0, 0] + 256 * image[:, 1, 0, 0].int() for image, _ in loader]
-        found[f"{os.path.basename(folder)} {epoch}"] = [number.item() for batch in numbers for number in batch]
-json.dump(found, open(f"rank-{os.environ['RANK']}.json", "w"))
-"""
-
-
-@pytest.mark.exhaustive
-def test_torchrun_starts_two_ranks_with_two_workers_each(tmp_path):
-    folders = [numbered(tmp_path / f"{n_shards}", 300, n_shards) for n_shards in (1, 3, 7, 16)]
-    (tmp_path / "ranks.py").write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "ranks.py"]
-    # torchrun leaves its logs, and torch the folders of workers that it ends.
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [*command, *map(str, folders)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    warned = re.findall(r"ShardWarning: (\d+) shards? for 2 ranks x 2 workers: (\d) of them", done.stderr)
-    assert warned == [("1", "3"), ("3", "1")]
-    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    for name in ranks[0]:
-        assert sorted(ranks[0][name] + ranks[1][name]) == list(range(300)), name
-    for n_shards in (3, 7, 16):
-        assert min(len(rank[f"{n_shards} 0"]) for rank in ranks) > 0
-        assert ranks[0][f"{n_shards} 0"] != ranks[0][f"{n_shards} 1"]
 
 
 def test_a_spawned_worker_knows_the_rank_of_its_parent(forty):
@@ -346,9 +296,7 @@ class Item:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 80), SIZES, SIZES, st.data())
-def test_the_rest_of_an_order_reads_nothing_that_stands_before_it_and_holds_nothing_that_was_given(
-    count, size, initial, data
-):
+def test_the_rest_of_an_order_reads_and_holds_no_more_than_it_needs(count, size, initial, data):
     whole = list(shuffled(range(count), size, initial, "seed"))
     n_read = data.draw(st.integers(0, count))
     begun_at, rest, alive = [], [], weakref.WeakSet()
@@ -369,17 +317,14 @@ def test_the_rest_of_an_order_reads_nothing_that_stands_before_it_and_holds_noth
         assert begun_at == [min(whole[n_read:])]
 
 
-def test_a_larger_buffer_mixes_more_and_none_shuffles_shards_alone(tmp_path):
-    def correlation(size, initial):
-        options = {"shuffle": True, "shuffle_buffer": size, "shuffle_initial": initial}
+def test_a_full_buffer_mixes_more_and_none_shuffles_shards_alone(tmp_path):
+    def correlation(initial):
+        options = {"shuffle": True, "shuffle_buffer": 200, "shuffle_initial": initial}
         return spearmanr(range(200), numbers(lk.read_shards(one_shard, **options))).statistic
 
     one_shard = numbered(tmp_path / "one", 200, 1)
-    kept = [correlation(size, max(size, 1)) for size in (0, 10, 50, 100)]
-    assert kept[0] == pytest.approx(1)
-    assert sorted(kept, reverse=True) == kept
-    assert abs(correlation(200, 200)) < 0.2
-    assert correlation(200, 20) > 0.3  # a buffer that gives before it is full
+    assert abs(correlation(200)) < 0.2
+    assert correlation(20) > 0.3  # a buffer that gives before it is full
     several = numbers(lk.read_shards(numbered(tmp_path / "several", 30, 6), shuffle=True, shuffle_buffer=0))
     assert sorted(several) == list(range(30)) != several
     assert all(several[start : start + 5] == list(range(several[start], several[start] + 5)) for start in (0, 5, 25))
@@ -443,33 +388,6 @@ def test_the_one_that_can_be_read_comes_again_for_all(tmp_path):
     assert merged(run(tar, (1, 1), {"on_error": "skip", **options}, states=states)[0]) == {0: 3}
 
 
-@pytest.mark.exhaustive
-@in_every_mode
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_stateful_loader_goes_on_and_its_next_passes_are_whole(forty, options, num_workers):
-    def load(state=None):
-        dataset = lk.read_shards(forty, **options)
-        dataset.set_epoch(EPOCH)
-        method = {"multiprocessing_context": "fork"} if num_workers else {}
-        made = StatefulDataLoader(dataset, batch_size=4, num_workers=num_workers, **method)
-        if state:
-            made.load_state_dict(pickle.loads(pickle.dumps(state)))
-        return made
-
-    whole = [numbers_of([batch]) for batch in load()]
-    assert sum(map(len, whole)) == options.get("samples_per_rank", 40)
-    for n_batches in (1, len(whole) - 1) if num_workers else (1, 4, len(whole) - 1):
-        begun = load()
-        batches = iter(begun)
-        taken = [numbers_of([batch]) for batch in itertools.islice(batches, n_batches)]
-        resumed = load(begun.state_dict())
-        assert taken + [numbers_of([batch]) for batch in resumed] == whole
-        if num_workers:
-            end_workers(batches)
-    assert [numbers_of([batch]) for batch in resumed] == whole
-    assert Counter(numbers_of(DataLoader(resumed.dataset, batch_size=4))) == Counter(itertools.chain(*whole))
-
-
 def test_one_worker_goes_on_with_what_its_parent_loaded_and_once(forty):
     dataset = lk.read_shards(forty, **MIXED)
     taken, state = numbers(itertools.islice(dataset, 5)), dataset.state_dict()
@@ -513,38 +431,19 @@ def test_what_is_no_state_is_refused_with_the_remedy(forty):
 # Damage
 
 
-@pytest.mark.parametrize(
-    "cut", [100, 0, 5000, 512], ids=["in a header", "before a header", "in the data", "after a header"]
-)
-def test_a_cut_shard_is_an_error_that_names_the_last_whole_member(shards, cut):
-    path = shards / "shard-000001.tar"
-    with tarfile.open(path) as tar:
-        members = tar.getmembers()
-    os.truncate(path, members[5].offset + cut)
-    came = []
-    with pytest.raises(TarError, match="cut or damaged") as failure:
-        came.extend(lk.read_shards(shards))
-    assert str(path) in str(failure.value)
-    assert repr(members[4].name) in str(failure.value)
-    assert len(came) in (5 + 2, 5 + 3)
-
-
 def test_an_error_in_a_worker_names_the_shard(shards):
     os.truncate(shards / "shard-000001.tar", 50_000)
     batches = iter(fork_loader(lk.read_shards(shards), batch_size=None))
     with pytest.raises(TarError, match=r"shard-000001\.tar is cut or damaged"):
         list(batches)
-    end_workers(batches)
+    batches._shutdown_workers()  # when they are collected as garbage, torch waits seconds for each of them
 
 
-def test_compressed_shards_are_read_to_their_end(shards):
+def test_compressed_shards_are_read(shards):
     path, packed = shards / "shard-000000.tar", shards / "packed.tar.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     plain = [(image.sum(), label) for image, label in lk.read_shards(path)]
     assert [(image.sum(), label) for image, label in lk.read_shards(packed)] == plain
-    os.truncate(packed, packed.stat().st_size * 2 // 3)
-    with pytest.raises(TarError, match=r"packed\.tar\.gz is cut or damaged"):
-        list(lk.read_shards(packed))
 
 
 def test_verify_tells_a_changed_shard(shards):
@@ -561,13 +460,11 @@ def test_verify_tells_a_changed_shard(shards):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"a.png": PICTURE}, r"a\.png in .*x\.tar: a sample must have one image and a \.cls .* it has png"),
         ({"a.cls": b"1", "a.txt": b"1"}, r"it has cls, txt"),
         ({"a.cls": b"1", "a.png": PICTURE, "a.jpg": b"1"}, r"must have one image .* it has cls, png, jpg"),
         ({"a.cls": b"cat", "a.png": PICTURE}, r"a\.png in .*x\.tar: its label must be a 64-bit integer, got b'cat'"),
         ({"a.cls": b"9" * 30, "a.png": PICTURE}, r"x\.tar: its label must be a 64-bit integer, got b'9{20}'"),
         ({"x.__bad__": b"1", "x.cls": b"0", "x.png": PICTURE}, r"x\.tar: 'x\.__bad__' has a suffix that WebDataset"),
-        ({"v1.0\n/x.png": PICTURE}, r"v1\.0\n/x\.png in .*x\.tar: a sample must have one image .* it has png"),
         ({"a.cls": b"1", "a.png": PICTURE, "a.PNG": PICTURE}, r"x\.tar: 'a\.PNG': duplicate file name"),
     ],
 )

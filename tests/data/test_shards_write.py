@@ -158,20 +158,11 @@ def test_every_key_is_one_sample_to_webdataset(tmp_path):
 # The same bytes
 
 
-@pytest.mark.parametrize(
-    ("store", "options"),
-    [
-        (lk.TarStore, {"engine": "local", "num_workers": 2}),
-        (lk.FolderStore, {"engine": "local", "num_workers": 1}),
-        (lk.TarStore, {"num_workers": 3}),
-    ],
-)
-def test_any_engine_and_store_gives_the_same_bytes(photos, written, tmp_path, store, options):
-    if store is lk.TarStore:
-        with tarfile.open(tmp_path / "photos.tar", "w") as tar:
-            tar.add(photos, ".")
-        photos = tmp_path / "photos.tar"
-    assert contents(write(store(photos), tmp_path / "set", max_count=3, **options)) == contents(written)
+def test_any_engine_and_store_gives_the_same_bytes(photos, written, tmp_path):
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(photos, ".")
+    options = {"max_count": 3, "engine": "local", "num_workers": 2}
+    assert contents(write(lk.TarStore(tmp_path / "photos.tar"), tmp_path / "set", **options)) == contents(written)
 
 
 def test_a_seed_shuffles_once(photos, written, tmp_path):
@@ -188,9 +179,7 @@ def test_a_seed_shuffles_once(photos, written, tmp_path):
 def test_the_script_writes_shards(photos, written, tmp_path):
     result = run_script("make_shards", photos, tmp_path / "set", "--max-count", 3, "--engine", "threads")
     assert result.exit_code == 0
-    assert result.stdout.endswith("7 shards\n")
     assert contents(tmp_path / "set") == contents(written)
-    assert run_script("make_shards", photos, tmp_path / "one").stdout.endswith(" 1 shard\n")
 
 
 # Interrupted, and run again
@@ -230,7 +219,7 @@ class Failing(lk.FolderStore):
         return super().read(key)
 
 
-def test_what_fails_is_named_and_a_rerun_writes_that_and_what_was_changed_since(photos, written, tmp_path):
+def test_what_fails_is_named_and_a_rerun_writes_it_and_what_was_changed(photos, written, tmp_path):
     store, root = Failing(photos, 4, 19), tmp_path / "set"
     with pytest.raises(ItemErrors, match="worn out") as failure:
         write(store, root, max_count=3)
@@ -250,7 +239,7 @@ def test_what_fails_is_named_and_a_rerun_writes_that_and_what_was_changed_since(
 
 
 @pytest.mark.exhaustive
-def test_a_kill_at_any_moment_leaves_whole_shards_and_a_rerun_writes_the_rest(first_photos, tmp_path):
+def test_after_any_kill_shards_are_whole_and_a_rerun_writes_the_rest(first_photos, tmp_path):
     root, n_whole = tmp_path / "set", set()
     write_all = partial(write, lk.FolderStore(first_photos(4)), max_count=2, num_workers=1)
     expected = contents(write_all(tmp_path / "expected"))
@@ -337,7 +326,7 @@ def test_a_store_that_changes_while_it_is_written_is_told(tmp_path):
         write(store, tmp_path / "set")
 
 
-def test_a_foreign_folder_is_left_alone_and_nobody_is_told_to_remove_images(photo_set, tmp_path):
+def test_a_foreign_folder_is_left_alone_and_a_photo_set_is_no_shards(photo_set, tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
     assert_refused(tmp_path, "choose a new folder, or an empty one", lk.FolderStore(photo_set))
     assert_refused(photo_set, "not a manifest of shards", lk.FolderStore(photo_set))
@@ -366,7 +355,7 @@ class Listing(MemoryStore):
     (["a/1", "b/2.png"], r"1 image of 2 has a name without a suffix of an image, such as 'a/1'"),
     (["a/1.gif", "a/2", "b/2.png"], r"2 images of 3 have a name without a suffix of an image, such as 'a/1\.gif'"),
 ])  # fmt: skip
-def test_what_read_shards_would_refuse_is_refused_before_anything_is_written(tmp_path, names, said):
+def test_what_read_shards_would_refuse_is_not_begun(tmp_path, names, said):
     store, root = Listing(names), tmp_path / "set"
     with pytest.raises(ValueError, match=said + r".*read_shards would refuse the shard: .*, or .* by keys="):
         write(store, root)

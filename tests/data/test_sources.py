@@ -77,14 +77,12 @@ class TestEverySource:
                     each.read(key)
                 assert repr(key) in str(failure.value)
 
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    @pytest.mark.parametrize("method", ["fork", "forkserver"])
+    @pytest.mark.parametrize(("num_workers", "method"), [(0, None), (2, "fork"), (2, "forkserver")])
     def test_gives_data_sets_their_images_and_labels(self, source, num_workers, method):
-        if num_workers == 0 and method == "forkserver":
-            pytest.skip("there is nothing to start")
         dataset = lk.ImageDataset(source, decoder="pil")
-        options = {"start_method": method, "oversubscribe": True} if num_workers else {}
-        [(images, labels)] = lk.make_loader(dataset, num_workers=num_workers, **options)
+        [(images, labels)] = lk.make_loader(
+            dataset, num_workers=num_workers, start_method=method, oversubscribe=num_workers > 0
+        )
         expected = [np.asarray(PIL.Image.open(io.BytesIO(data))) for data in FILES]
         assert (images.permute(0, 2, 3, 1).numpy() == np.stack(expected)).all()
         assert labels.tolist() == LABELS
@@ -196,6 +194,9 @@ class TestTables:
         assert store.sizes().tolist() == [0]
         with pytest.raises(KeyError, match=r"'000000.jpg' of .* has no image: its row holds no bytes"):
             store.read(store.keys()[0])
+        parquet.write_table(pyarrow.table({"image": ["/gone/1.jpg"]}), tmp_path / "texts.parquet")
+        with pytest.raises(ValueError, match=r"no column of .*Paths are not followed: open the folder of the files"):
+            lk.open_store(tmp_path / "texts.parquet")
 
     def test_leave_out_what_is_ignored_with_its_labels(self, tmp_path):
         images = cells(FILES[:2]) + [{"bytes": FILES[2], "path": "a.gif"}] + cells(FILES[3:4])
@@ -237,25 +238,6 @@ class TestTables:
             warnings.simplefilter("error")
             lk.ImageDataset(unlabeled, classes=[])
 
-    def test_for_validation_take_the_classes_of_the_training(self, place):
-        val = lk.ImageDataset(place / "set.parquet", classes=["b", "x", "a"])
-        assert val.labels.tolist() == [2 if label == 0 else 0 for label in LABELS]
-
-    def test_of_texts_are_told_and_texts_are_no_classes(self, tmp_path):
-        """Nothing that is advised makes every label 0."""
-        table = pyarrow.table({"image": pyarrow.array(FILES * 3), "caption": [f"photo {row}" for row in range(30)]})
-        parquet.write_table(table, tmp_path / "set.parquet")
-        store = lk.open_store(tmp_path / "set.parquet", label_column="caption")
-        with pytest.warns(
-            LabelWarning, match=r"30 different labels in 30 images.* pass the list of classes= if"
-        ) as told:
-            dataset = lk.ImageDataset(store)
-        assert "classes=[]" not in str(told[0].message)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            same = lk.ImageDataset(store, classes=dataset.classes)
-        assert [same.classes[label] for label in same.labels] == [f"photo {row}" for row in range(30)]
-
     def test_of_hugging_face_go_to_make_loader(self):
         table = table_of()
         for opened in (lk.ImageDataset, lk.BatchLoader):
@@ -269,9 +251,8 @@ class TestTables:
         with pytest.raises(TypeError, match="image_column is for a Parquet file, got dict"):
             lk.open_store({}, image_column="image")
 
-    @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1 and more, and PAR1"])
-    def test_files_that_are_no_parquet_are_named(self, data, tmp_path):
-        (tmp_path / "a.parquet").write_bytes(data)
+    def test_files_that_are_no_parquet_are_named(self, tmp_path):
+        (tmp_path / "a.parquet").write_bytes(b"PAR1 and more, and PAR1")
         with pytest.raises(ValueError, match=r"a\.parquet is not a Parquet file, or is damaged: "):
             lk.open_store(tmp_path / "a.parquet")
         with pytest.raises(FileNotFoundError, match=r"b\.parquet does not exist"):
@@ -298,16 +279,6 @@ class TestShards:
         assert store.classes == ["y", "x"]
         (root / "shard-000009.tar").write_bytes((root / "shard-000000.tar").read_bytes())  # not in the manifest
         assert list(lk.open_store(root).keys()) == list(store.keys())
-
-    @pytest.mark.parametrize("labels", [
-        [0.5 * number for number in range(10)], [[number, 1] for number in range(10)],
-    ], ids=["floats", "vectors"])  # fmt: skip
-    def test_have_labels_of_any_kind(self, labels, tmp_path):
-        root = write(STORE, tmp_path / "set", labels=labels)
-        store = lk.open_store(root)
-        assert list(store.labels) == labels
-        dataset = lk.ImageDataset(root)
-        assert [label.tolist() if isinstance(label, torch.Tensor) else label for _, label in dataset] == labels
 
     def test_with_several_classes_for_each_are_read_back(self, tmp_path):
         names = [["a", "x"], ["b", "x"]] * 5
@@ -339,12 +310,6 @@ class TestShards:
             make_tar(tmp_path / f"s{number}.tar", {"0.jpg": FILES[number]})
         with pytest.raises(ValueError, match=r"2 tars in .* have an image '0.jpg', and none has labels: give"):
             lk.open_store(tmp_path).keys()
-
-    def test_without_labels_have_the_classes_of_their_folders(self, tmp_path):
-        make_tar(tmp_path / "a.tar", {"cat/1.jpg": FILES[1], "dog/2.jpg": FILES[2]})
-        make_tar(tmp_path / "b.tar", {"cat/3.jpg": FILES[3]})
-        dataset = lk.ImageDataset(tmp_path)
-        assert (dataset.classes, dataset.labels.tolist()) == (["cat", "dog"], [0, 0, 1])
 
     @pytest.mark.parametrize(("files", "said"), [
         ({"0.jpg": b"", "0.cls": b"1", "1.jpg": b""}, r"1 image of 2 in .*, such as '1.jpg', have no .cls member"),
@@ -515,24 +480,17 @@ def test_bytes_in_any_buffer_are_the_same_by_every_door(kept, tmp_path):
     mapping = {key: BUFFERS[kept](data) for key, data in files.items()}
 
     def by_every_door(source, folder):
-        images = [
-            lk.ImageDataset(source, classes=[]),
-            lk.ImageDataset(course.SimulatedStore(source, wait=False), classes=[]),
-        ]
-        images += [lk.PixelStore.build(source, folder / "x.pixels", classes=[], progress=False)]
+        pixels = lk.PixelStore.build(source, folder / "x.pixels", classes=[], progress=False)
+        for dataset in (lk.ImageDataset(source, classes=[]), pixels):
+            yield [image.tolist() for image, _ in dataset]
         for options in ({}, {"reads_in_flight": 2}):
-            yield torch.cat([images for images, _ in lk.BatchLoader(source, size=8, classes=[], **options)])
-        yield [image.tolist() for dataset in images for image, _ in dataset]
-        yield [np.asarray(image).tolist() for image, _ in lk.PILDataset(source, classes=[])]
+            yield [images.tolist() for images, _ in lk.BatchLoader(source, size=8, classes=[], **options)]
         root = write(source, folder / "shards", classes=[])
         yield [(sample["__key__"], sample["jpg"]) for sample in lk.read_shards(root).samples()]
-        lk.tile_jpegs(source, folder / "tiled", short_side=32, progress=False)
-        yield read_all(lk.open_store(folder / "tiled"))
 
     expected = list(by_every_door(plain, tmp_path / "plain"))
     for number, source in enumerate((store, mapping)):
-        for found, wanted in zip(by_every_door(source, tmp_path / str(number)), expected, strict=True):
-            assert torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+        assert list(by_every_door(source, tmp_path / str(number))) == expected
 
 
 @pytest.mark.parametrize("wrong", ["text", None, [1, 2], 3.5, np.zeros((2, 2, 3), np.uint8), np.zeros(3), object()])

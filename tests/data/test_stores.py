@@ -190,8 +190,8 @@ def test_a_missing_folder_and_one_without_images_are_told_apart(tmp_path):
         assert str(root) in str(failure.value)
 
 
-def test_a_place_in_the_home_folder_may_begin_with_a_tilde(image_folder, tmp_path, monkeypatch):
-    """At each door: none of them looks for, or makes, a folder of that name."""
+def test_a_place_in_the_home_folder_may_begin_with_a_tilde(tmp_path, monkeypatch):
+    """Nobody looks for, or makes, a folder of that name."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     photos = lk.make_photos("~/photos", 2, progress=False)
@@ -203,10 +203,7 @@ def test_a_place_in_the_home_folder_may_begin_with_a_tilde(image_folder, tmp_pat
         archive.add(photos, ".")
     for store in (FolderStore("~/photos"), lk.open_store("~/photos"), lk.TarStore("~/photos.tar")):
         assert list(store.keys()) == keys
-    assert len(lk.ImageDataset("~/photos")) == len(lk.PixelStore("~/pixels")) == len(keys)
-    assert len(list(lk.read_shards("~/shards"))) == len(keys)
-    assert sum(len(images) for images, _ in lk.BatchLoader("~/photos", batch_size=1, size=8)) == len(keys)
-    assert len(lk.make_loader("~/photos", batch_size=1, num_workers=0)) == len(keys)
+    assert len(lk.PixelStore("~/pixels")) == len(list(lk.read_shards("~/shards"))) == len(keys)
     monkeypatch.setenv("LABKIT_HOME", "~/own")
     assert course.photo_root("imagenet").is_relative_to(tmp_path / "own")
     assert not (tmp_path.parent / "~").exists()
@@ -265,7 +262,7 @@ def test_options_that_nobody_takes_are_an_error(place, opened):
 # Buckets.
 
 
-def test_objects_with_empty_parts_in_their_names_are_read_labeled_and_packed(s3):
+def test_objects_with_empty_parts_in_their_names_are_read_and_packed(s3):
     options, _ = s3
     filesystem = fsspec.filesystem("s3", **options)
     names = ["empty/train//cat/0.jpg", "empty/train/dog//1.jpg", "empty/train/dog/1.jpg", "empty/train///ant/2.jpg"]

@@ -10,7 +10,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -164,11 +163,10 @@ def test_zeros_over_a_long_name_are_an_error(tmp_path, read, suffix, writer, blo
 
 
 @some_readers
-@pytest.mark.parametrize("size", [1 << 40, 1 << 62], ids=["some disks", "no disk"])
-def test_a_member_larger_than_the_file_is_an_error(tmp_path, read, suffix, size):
-    """`tarfile` would go on skipping long after its end. The second is larger than any disk, and than a seek."""
+def test_a_member_larger_than_the_file_is_an_error(tmp_path, read, suffix):
+    """`tarfile` would go on skipping long after its end. It is larger than any disk, and than a seek."""
     path = tmp_path / f"set.tar{suffix}"
-    header = member("x", size=size)[0].tobuf(tarfile.GNU_FORMAT)
+    header = member("x", size=1 << 62)[0].tobuf(tarfile.GNU_FORMAT)
     path.write_bytes(PACKERS[suffix](header + b"data"))
     with refusal(path, "is cut or damaged"):
         READERS[read](path)
@@ -215,15 +213,11 @@ def test_random_damage_gives_one_kind_of_error(path, plan, seed):
     ("data", "said"),
     [
         (b"", "is not a tar"),
-        (b"<html>404 Not Found</html>", "is not a tar"),
         (b"<html>404 Not Found</html>" * 100, "is not a tar"),
-        (b"\xff\xd8\xff\xe0" + bytes(range(256)) * 9, "is not a tar"),
         (gzip.compress(b"a tar"), r"is compressed \(gzip\).*python -m labkit convert"),
-        (bz2.compress(b"a tar"), r"is compressed \(bzip2\).*python -m labkit convert"),
-        (lzma.compress(b"a tar"), r"is compressed \(xz\).*python -m labkit convert"),
         (b"\x28\xb5\x2f\xfd and more", r"is compressed \(zstd\).*Convert it: zstd -d "),
     ],
-    ids=range(8),  # the bytes of a gzip hold the time
+    ids=range(4),  # the bytes of a gzip hold the time
 )
 def test_what_is_no_tar_is_told_whatever_is_asked_of_it(path, data, said):
     path.write_bytes(data)
@@ -237,17 +231,6 @@ def test_what_is_no_tar_is_told_whatever_is_asked_of_it(path, data, said):
             READERS["undecoded"](path)
 
 
-def test_the_remedy_for_a_compressed_tar_works(tmp_path, whole):
-    """The command is run as the message has it; the name wants quotes."""
-    path = tmp_path / "it's packed.tar.gz"
-    path.write_bytes(gzip.compress(whole))
-    with pytest.raises(TarError) as failure:
-        lk.TarStore(path).keys()
-    command = str(failure.value).partition("Convert it: python ")[2]
-    subprocess.run(f"{sys.executable} {command}", shell=True, check=True, capture_output=True)  # noqa: S602 - quoting is what is tested
-    assert Path(f"{path}.tar").read_bytes() == whole
-
-
 # The end: a mark of zeros, more of them up to the end of a record, and nothing else.
 
 
@@ -258,15 +241,16 @@ def test_a_tar_cut_where_nothing_is_lost_warns(path, plan):
     ends = dict.fromkeys((data + 700, data + 1000, data + 1024, data + 1124), "last.jpg")
     for length, last in {members["pax"].offset: "folder", data - 512: "pax.jpg", **ends}.items():
         path.write_bytes(whole[:length])
-        store = lk.TarStore(path)
-        with pytest.warns(TarWarning, match=rf"set\.tar has no end mark: it may be cut after '{last}'"):
-            store.names()
+        for _ in range(2):  # of a stored index, too
+            store = lk.TarStore(path)
+            with pytest.warns(TarWarning, match=rf"set\.tar has no end mark: it may be cut after '{last}'"):
+                store.names()
         assert last == "folder" or last in store.names()
         assert all(len(store.read(name)) == 700 for name in store.names())
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-def test_a_tar_without_an_end_mark_is_no_shard_and_a_compressed_one_is_none_at_all(tmp_path, kind):
+def test_without_an_end_mark_no_shard_and_no_compressed_tar_is_whole(tmp_path, kind):
     """Some decompressors take damage for the end of their file."""
     make_tar(tmp_path / "plain", numbered_files(5))
     path = tmp_path / f"set.tar{kind}"
@@ -321,18 +305,6 @@ def test_a_tar_that_goes_on_after_an_end_mark_is_an_error(tmp_path, whole, read,
         read(path)
 
 
-def test_a_hole_in_a_shard_on_a_server_is_an_error(server, whole, own_home):
-    at = offset_of("012.cls", whole)
-    server.files["/set.tar"], server.tags["/set.tar"] = whole[:at] + bytes(BLOCK) + whole[at + BLOCK :], '"1"'
-    for read in (
-        lambda place: list(lk.read_shards(place)),
-        lambda place: list(lk.read_shards(place, reads_in_flight=2)),
-        lambda place: lk.TarStore(place).keys(),
-    ):
-        with refusal(Path("set.tar"), f"goes on at byte {at + BLOCK} ", "'011.png'"):
-            read(f"{server.url}/set.tar")
-
-
 @every_reader
 def test_a_second_half_of_zeros_warns(path, whole, read):
     at = offset_of("006.cls", whole)
@@ -340,31 +312,6 @@ def test_a_second_half_of_zeros_warns(path, whole, read):
     said = rf"set\.tar ends with {len(whole) - at} zeros.* members after '005\.png' may be missing.*checksum"
     with pytest.warns(TarWarning, match=said):
         read(path)
-
-
-def test_a_stored_index_warns_again_of_a_tar_that_may_lack_its_end(path, whole):
-    at = offset_of("006.cls", whole)
-    for data, said in ((whole[:at], "no end mark"), (whole[:at] + bytes(len(whole) - at), "ends with")):
-        path.write_bytes(data)
-        for _ in range(2):
-            with pytest.warns(TarWarning, match=rf"set\.tar .*{said}.* after '005\.png'"):
-                assert len(lk.TarStore(path).keys()) == 6
-
-
-@needs_tar
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("blocking_factor", [1, 2, 20, 40])
-def test_records_of_gnu_tar_are_no_reason_to_warn(tmp_path, path, blocking_factor):
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for name in ("000.cls", "000.png", "001.cls", "001.png"):
-        (folder / name).write_bytes(SAMPLES[name])
-    options = ["--sort=name", f"--blocking-factor={blocking_factor}"]
-    subprocess.run(["tar", *options, "-C", folder, "-cf", path, "."], check=True)
-    assert len(lk.TarStore(path).keys()) == 2
-    assert [label for _, label in lk.read_shards(path)] == [0, 1]
-    [extracted] = extract_tars(path, tmp_path / "out", progress=False)
-    assert sorted(os.listdir(extracted)) == sorted(os.listdir(folder))
 
 
 @needs_tar
@@ -444,7 +391,7 @@ def test_what_belongs_to_no_sample_is_left_out(path):
 
 
 @needs_tar
-def test_sparse_and_contiguous_files_are_given_whole_or_the_remedy_is_named(tmp_path, path):
+def test_sparse_and_contiguous_files_are_whole_or_the_remedy_is_named(tmp_path, path):
     """Of the sparse one, only four bytes are stored."""
     sparse = tmp_path / "000.png"
     with open(sparse, "wb") as file:
@@ -549,16 +496,6 @@ def test_a_tar_that_cannot_be_read_on_is_no_damage(tmp_path, failing, read, suff
     path.write_bytes(PACKERS[suffix](plain.read_bytes()))
     assert_no_damage_is_told(ALL[read], failing(path, error, int(path.stat().st_size * share)), said)
     assert not (tmp_path / "plain.tar").exists()
-
-
-@pytest.mark.parametrize(("error", "said"), [(DISK_FAILS, "Input/output error"), (MemoryError, "MemoryError")])
-@pytest.mark.parametrize("read", ["TarStore", "extract_tars"])
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_an_error_within_a_long_header_is_no_damage(path, failing, read, form, error, said):
-    """A header that `tarfile` reads, in two blocks, of which a buffer holds the first alone."""
-    first = bytes(io.DEFAULT_BUFFER_SIZE - 2 * BLOCK)
-    make_tar(path, {"0.bin": first, "long" * 50: b"second"}, format=form)
-    assert_no_damage_is_told(READERS[read], failing(path, error, io.DEFAULT_BUFFER_SIZE), said)
 
 
 def test_a_network_that_fails_is_no_damage(path, whole, failing, server, own_home):
