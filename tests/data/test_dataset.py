@@ -138,7 +138,7 @@ def test_what_is_skipped_is_left_out_and_listed_once(damaged, num_workers, metho
     assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
 
 
-def test_nothing_is_skipped_where_nothing_is_wrong_and_no_error_of_a_transform(root):
+def test_neither_whole_images_nor_errors_of_a_transform_are_skipped(root):
     def refuse(image):
         raise lk.DecodeError("from the transform")
 
@@ -276,7 +276,7 @@ def test_peers_have_the_labels_of_image_folder(tmp_path):
 
 
 @every_way
-def test_a_set_may_have_the_numbers_of_another_and_lack_some_of_its_classes(tmp_path, labeled):
+def test_a_set_may_have_the_numbers_of_another_and_lack_some_classes(tmp_path, labeled):
     classes = ["emu", "dog", "pig", "cat"]  # in any order
     store = stored(tmp_path / "val", "cat/1.png", "cat/a/2.png", "dog/3.png")
     found = labeled(store, tmp_path, classes=classes)
@@ -350,10 +350,9 @@ def test_odd_trees_have_the_labels_of_image_folder_too(tmp_path):
     assert list(lk.collect_sizes(store.root, progress=False)["path"]) == ["cat/1.png", "dog/1.png"]
 
 
-@pytest.mark.parametrize("classes", ["cat", [1, 2], ["cat", "cat"], [None]])
-def test_what_is_no_list_of_names_is_refused(tmp_path, classes):
-    with pytest.raises(ValueError, match=r"^classes (must be a list of names|names 'cat' more than once)"):
-        lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=classes)
+def test_a_class_that_is_named_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^classes names 'cat' more than once"):
+        lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=["cat", "cat"])
 
 
 def test_labels_take_a_number_for_each_name():
@@ -468,9 +467,6 @@ def test_what_is_ignored_are_suffixes_in_any_case(tmp_path):
     root = stored(tmp_path, "cat/1.png", "cat/2.gif", "cat/3.GIF").root
     for ignore in (".gif", (".GIF",), [".gif"]):
         assert lk.FolderStore(root, ignore=ignore).keys() == ["cat/1.png"]
-    for look in (lk.FolderStore, lk.open_store, lk.collect_sizes):
-        with pytest.raises(ValueError, match=r"ignore takes suffixes, such as ignore=\('.gif', '.bmp'\), got"):
-            look(root, ignore="gif")
 
 
 def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
