@@ -190,20 +190,3 @@ def test_a_length_that_a_header_states_is_not_asked_for(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("empty.jpg", "the file is empty"),
-        ("text.jpg", "no image format"),
-        ("missing.jpg", "No such file"),
-        (".", "Is a directory"),
-    ],
-)
-def test_the_reason_is_given_without_the_path(tmp_path, name, said):
-    (tmp_path / "empty.jpg").touch()
-    (tmp_path / "text.jpg").write_text("no image\n" * 50)
-    error = read_header(str(tmp_path / name)).error
-    assert said in error
-    assert str(tmp_path) not in error

@@ -544,19 +544,16 @@ def by_webdataset(path: Path, *samples: dict) -> Path:
     ([{"json": [0, 1]}, {"json": [1, 1]}], torch.tensor([[0, 1], [1, 1]])),
     ([{"cls": 3, "txt": "three", "json": {}}, {"cls": 4, "txt": "four", "json": {}}], torch.tensor([3, 4])),
 ])  # fmt: skip
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_labels_of_other_tools_shards(tmp_path, parts, expected, num_workers):
+def test_labels_of_other_tools_shards(tmp_path, parts, expected):
     shards = lk.read_shards(by_webdataset(tmp_path / "x.tar", *parts))
     assert shards.classes is None
-    loader = DataLoader(shards, batch_size=2, num_workers=num_workers, collate_fn=lk.collate)
-    for _ in range(2):
-        [(images, labels)] = loader
-        assert images[:, 0, 0, 0].tolist() == [0, 1]
-        assert type(labels) is type(expected)
-        if isinstance(expected, list):
-            assert labels == expected
-        else:
-            torch.testing.assert_close(labels, expected, rtol=0, atol=0)
+    [(images, labels)] = DataLoader(shards, batch_size=2, num_workers=1, collate_fn=lk.collate)
+    assert images[:, 0, 0, 0].tolist() == [0, 1]
+    assert type(labels) is type(expected)
+    if isinstance(expected, list):
+        assert labels == expected
+    else:
+        torch.testing.assert_close(labels, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("files", "said"), [

@@ -507,9 +507,6 @@ def test_what_is_other_or_foreign_is_refused_and_not_overwritten(own_images, tmp
     ("source", "settings", "said"),
     [
         (None, {"short_side": 0}, "short_side must be an integer >= 1"),
-        (None, {"decoder": "jpg"}, "decoder must be one of pil"),
-        (None, {"engine": "dask"}, "local, threads, ray"),
-        (None, {"address": "10.0.0.1:6379"}, "engine='ray'"),
         ("missing", {}, "'missing' is not a folder of images"),
         (MemoryStore({}), {}, "the source holds no image"),
     ],
