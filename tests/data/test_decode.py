@@ -125,14 +125,14 @@ def test_bits_that_are_lost_are_told_once_in_a_process(labeled, tmp_path, monkey
     assert "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))" in str(warning.message)
 
 
-def test_a_filter_refuses_each_image_of_lost_bits(tmp_path, monkeypatch):
+def test_a_filter_refuses_each_image_of_lost_bits(decoder, tmp_path, monkeypatch):
     monkeypatch.setattr(decode_module, "_has_warned", False)
     store = lk.FolderStore(in_sixteen_bits(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error", decode_module.BitDepthWarning)
         for key in ("cat/1.png", "cat/2.png"):
             with pytest.raises(decode_module.BitDepthWarning, match=key):
-                lk.decode(store.read(key), key=key)
+                lk.decode(store.read(key), decoder, key=key)
     eight = np.asarray(lk.PILDataset(store)[0][0])
     assert np.array_equal(eight, np.repeat((TWELVE_BITS >> 8)[..., None], 3, 2))  # not clipped to white
 
@@ -254,16 +254,6 @@ def test_a_damaged_file_is_refused_by_name(decoder, name):
 def test_what_is_no_picture_is_told_by_its_kind(data, kind):
     with pytest.raises(lk.DecodeError, match=f"it is {kind}, and not a readable JPEG, PNG or WebP"):
         lk.decode(data)
-
-
-def test_a_picture_of_too_many_pixels_is_refused(decoder, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT)
-    lk.decode(oracle_files()["rgb.png"], decoder)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT // 2 - 1)
-    with pytest.raises(lk.DecodeError, match=r"exceeds? .*limit of .*set PIL\.Image\.MAX_IMAGE_PIXELS = None"):
-        lk.decode(oracle_files()["rgb.png"], decoder)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    lk.decode(oracle_files()["rgb.png"], decoder)
 
 
 # --- which way is up

@@ -435,21 +435,10 @@ class TestShortSide:
         command = ["convert", "--to", "tiles", "--short-side", "96", str(photos), str(tmp_path / "tiled")]
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
-        assert "10 tiled, 4 copied as they are" in done.output
+        assert re.search(r"10 tiled, 4 copied as they are .*; \d of these damaged, such as \S+", done.output)
         again = CliRunner().invoke(app, [*command, "--short-side", "128"])
         assert again.exit_code != 0
         assert "--short-side 96, not 128" in again.output
-
-
-@needs_jpegtran
-def test_the_command_says_what_it_did(tmp_path):
-    photos = tmp_path / "photos"
-    for key, data in photos_of_many_kinds().files.items():
-        write_atomic(photos / key, data)
-    done = CliRunner().invoke(app, ["convert", "--to", "tiles", str(photos), str(tmp_path / "tiled")])
-    assert done.exit_code == 0, done.output
-    assert "10 tiled" in done.output
-    assert re.search(r"copied as they are \(see tiles.json\); \d of these damaged, such as \S+", done.output)
 
 
 @pytest.mark.usefixtures("_no_backend")
