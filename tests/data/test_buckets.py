@@ -62,7 +62,6 @@ def test_shapes_are_the_largest_on_the_grid_both_ways(step, resolution, min_side
     [
         ({"resolution": 128}, "resolution must have sides from 256 to 1024 .* got 128 x 128"),
         ({"resolution": (512, 1040)}, "got 512 x 1040"),
-        ({"resolution": 0}, "resolution must be an integer >= 1, got 0"),
         ({"step": 0}, "step must be an integer >= 1"),
         ({"min_side": 63}, "min_side must be an integer >= 64, got 63"),
         ({"max_side": "long"}, "max_side must be an integer"),
@@ -71,12 +70,6 @@ def test_shapes_are_the_largest_on_the_grid_both_ways(step, resolution, min_side
 def test_settings_that_give_no_shapes_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         bucket_shapes(**options)
-
-
-@pytest.mark.parametrize(("shapes", "said"), [((), "at least one"), (((0, 5),), "width must be an integer >= 1")])
-def test_shapes_that_are_none_are_refused(shapes, said):
-    with pytest.raises(ValueError, match=said):
-        lk.Buckets(shapes)
 
 
 # Which image goes into which bucket.

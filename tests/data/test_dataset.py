@@ -32,10 +32,8 @@ from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
 from labkit.peers.peer import Work, labeled_photos
 from tests.image_files import encoded, write_pictures
-from tests.memory_store import MemoryStore
+from tests.labeled import WAYS, of_data_set, of_pixels, of_shards
 from tests.paths import run_script, times
-
-QUIET = {"engine": "threads", "num_workers": 1, "progress": False}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,10 +99,9 @@ def test_pil_data_sets_hand_over_what_pil_reads(root):
         dataset[4]
 
 
-@pytest.mark.parametrize("option", [{"on_error": "ignore"}, {"on_error": ""}, {"on_error": None}, {"decoder": "x"}])
-def test_unknown_options_are_refused_at_once(root, option):
-    with pytest.raises(ValueError, match=r"on_error must be one of raise, skip|decoder must be one of pil, .* got 'x'"):
-        lk.ImageDataset(lk.FolderStore(root), **option)
+def test_an_unknown_way_with_errors_is_refused(root):
+    with pytest.raises(ValueError, match="on_error must be one of raise, skip"):
+        lk.ImageDataset(lk.FolderStore(root), on_error="ignore")
 
 
 def assert_fails(loader: DataLoader, said: str) -> None:
@@ -122,33 +119,22 @@ def test_an_error_names_the_image_and_skipping_needs_one_to_be_left(damaged, num
     assert_fails(loader, r"all 1 images .*worse\.jpg")
 
 
-def unnamed_files() -> set[Path]:
-    """Those that this process has in memory."""
-    opened = Path("/proc/self/fd")
-    return {opened / name for name in os.listdir(opened) if "memfd:labkit" in os.path.realpath(opened / name)}
-
-
 @pytest.mark.parametrize(("num_workers", "method", "epochs"), [(0, None, 3), (2, None, 3), (2, "forkserver", 1)])
-def test_what_is_skipped_is_left_out_and_noted_once(damaged, num_workers, method, epochs):
-    before, whole = unnamed_files(), lk.decode(oracle_files()["rgb.png"])
+def test_what_is_skipped_is_left_out_and_listed_once(damaged, num_workers, method, epochs):
+    whole = lk.decode(oracle_files()["rgb.png"])
     dataset = lk.ImageDataset(lk.FolderStore(damaged), on_error="skip")
-    (log,) = unnamed_files() - before
     labels_of_whole = [label for key, label in zip(dataset.keys, dataset.labels, strict=True) if key.endswith("png")]
     options = {"num_workers": num_workers, "multiprocessing_context": method, "collate_fn": lk.collate}
     loader = DataLoader(dataset, batch_size=4, **options)
-    noted = []
     for _ in range(epochs):
         images, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
         assert torch.equal(images, torch.stack([whole] * 6))
         assert labels.tolist() == labels_of_whole
-        assert {damaged / skip.key for skip in dataset.skipped} == set(damaged.glob("*/*.jpg"))
-        noted.append(log.read_text())
-    assert noted == noted[:1] * epochs  # later epochs add nothing
-    assert len(noted[0].splitlines()) == len(dataset.skipped) == 3
+        assert sorted(damaged / skip.key for skip in dataset.skipped) == sorted(damaged.glob("*/*.jpg"))
     assert all(repr(skip.key)[1:-1] in repr(skip.reason) for skip in dataset.skipped)
 
 
-def test_nothing_is_skipped_where_nothing_is_wrong_and_no_error_of_a_transform(root):
+def test_neither_whole_images_nor_errors_of_a_transform_are_skipped(root):
     def refuse(image):
         raise lk.DecodeError("from the transform")
 
@@ -220,22 +206,19 @@ def test_what_was_skipped_is_not_cropped(damaged):
     assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}
 
 
-@pytest.mark.parametrize("kind", ["images", "pixels", "shards", "pil"])
-def test_an_error_of_a_transform_says_what_it_was_given_and_which_kinds_go_where(root, tmp_path, kind):
+def test_an_error_of_a_transform_says_what_it_was_given(root, tmp_path):
     """Such as torchvision's first transforms, and timm's, on a tensor: their own error speaks of modes."""
-    transform = ToTensor() if kind != "pil" else (lambda image: image.float())
-    lk.write_shards(lk.FolderStore(root), tmp_path / "shards", num_workers=0, progress=False)
-    items = {
-        "images": lambda: lk.ImageDataset(root, transform=transform)[0],
-        "pixels": lambda: lk.PixelStore(of_pixels(lk.FolderStore(root), tmp_path)[0].path, transform=transform)[0],
-        "shards": lambda: next(iter(lk.read_shards(tmp_path / "shards", transform=transform))),
-        "pil": lambda: lk.PILDataset(lk.FolderStore(root), transform=transform)[0],
-    }
-    with pytest.raises((TypeError, AttributeError)) as failure:
-        items[kind]()
-    [note] = failure.value.__notes__
-    assert ("given a PIL image" if kind == "pil" else "given a uint8 tensor (3, ") in note
-    assert "such as timm's, go with lk.PILDataset" in note
+    store = lk.FolderStore(root)
+    pixels, shards = (made(store, tmp_path).made for made in (of_pixels, of_shards))
+    pixels.transform = shards.transform = ToTensor()
+    for item in (lambda: lk.ImageDataset(root, transform=ToTensor())[0], lambda: pixels[0], lambda: next(iter(shards))):
+        with pytest.raises(TypeError) as failure:
+            item()
+        assert "given a uint8 tensor (3, " in failure.value.__notes__[0]
+        assert "lk.PILDataset" in failure.value.__notes__[0]
+    with pytest.raises(AttributeError) as failure:
+        lk.PILDataset(store, transform=lambda image: image.float())[0]
+    assert "given a PIL image" in failure.value.__notes__[0]
 
 
 @pytest.mark.parametrize("kind", [lk.FolderStore, lk.TarStore])
@@ -251,7 +234,7 @@ def test_names_are_kept_once(root, tmp_path, kind):
 
 NESTED = (
     "cat/2023/1.png", "cat/2024/2.png", "cat/3.PNG", "dog/a/b/4.png", "dog/5.JPG", "a b/6.jpeg", "Zebra/7.webp",
-    "\xe9meu/8.jpg", "2024/9.png",
+    "\xe9meu/8.jpg", "2024/9.png", "10/10.png", "9/11.png",
 )  # fmt: skip
 
 
@@ -259,48 +242,12 @@ def by_key(keys, labels) -> dict[str, int]:
     return dict(zip(keys, map(int, labels), strict=True))
 
 
-def of_data_set(store, scratch, kind=lk.ImageDataset, **options):
-    dataset = kind(store, **options)
-    assert [label for _, label in dataset] == dataset.labels.tolist()
-    return dataset, by_key(dataset.keys, dataset.labels)
-
-
-def of_pil_data_set(store, scratch, **options):
-    return of_data_set(store, scratch, lk.PILDataset, **options)
-
-
 def of_a_tar(store, scratch, **options):
     archive = shutil.make_archive(scratch / "images", "tar", store.root)
     return of_data_set(lk.TarStore(archive), scratch, **options)
 
 
-def of_batches(store, scratch, **options):
-    loader = lk.BatchLoader(store, size=8, batch_size=2, train=False, num_threads=1, **options)
-    labels = [label for _, labels in loader for label in labels.tolist()]
-    assert labels == loader.labels.tolist()
-    return loader, by_key(loader.keys, labels)
-
-
-def of_pixels(store, scratch, **options):
-    made = lk.PixelStore.build(store, scratch / "images.pixels", **QUIET, **options)
-    again = lk.PixelStore(made.path)
-    assert (again.classes, again.labels.tolist()) == (made.classes, made.labels.tolist())
-    return again, by_key(again.keys, (label for _, label in again))
-
-
-def of_pixels_in_batches(store, scratch, **options):
-    return of_batches(of_pixels(store, scratch, **options)[0], scratch)
-
-
-def of_shards(store, scratch, **options):
-    """The names of samples are not those of the images where these have dots: of the same number, then."""
-    lk.write_shards(store, scratch / "shards", **QUIET, **options)
-    shards = lk.read_shards(scratch / "shards")
-    return shards, by_key(store.keys(), (int(sample["cls"]) for sample in shards.samples()))
-
-
-WAYS = [of_data_set, of_pil_data_set, of_a_tar, of_batches, of_pixels, of_pixels_in_batches, of_shards]
-every_way = pytest.mark.parametrize("labeled", WAYS)
+every_way = pytest.mark.parametrize("labeled", [*WAYS, of_a_tar])
 
 
 def of_image_folder(root: Path) -> tuple[list[str], dict[str, int]]:
@@ -312,23 +259,24 @@ def of_image_folder(root: Path) -> tuple[list[str], dict[str, int]]:
 @every_way
 def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
     store = stored(tmp_path / "set", *NESTED)
-    found, labels = labeled(store, tmp_path)
-    assert (found.classes, labels) == of_image_folder(store.root)
-    photos = labeled_photos(Work(store.root, tmp_path))  # what other loaders are compared on
-    assert {path.relative_to(store.root).as_posix(): label for path, label in photos} == of_image_folder(store.root)[1]
+    found = labeled(store, tmp_path)
+    assert (found.made.classes, found.by_key) == of_image_folder(store.root)
     if labeled is not of_shards:
-        assert found.class_to_idx == ImageFolder(store.root).class_to_idx
-        assert found.labels.dtype == np.int64
-        with pytest.raises(ValueError, match="read-only"):
-            found.labels[0] = 1
+        assert found.made.class_to_idx == ImageFolder(store.root).class_to_idx
+
+
+def test_peers_have_the_labels_of_image_folder(tmp_path):
+    store = stored(tmp_path / "set", *NESTED)
+    photos = labeled_photos(Work(store.root, tmp_path))
+    assert {path.relative_to(store.root).as_posix(): label for path, label in photos} == of_image_folder(store.root)[1]
 
 
 @every_way
-def test_a_set_may_have_the_numbers_of_another_and_lack_some_of_its_classes(tmp_path, labeled):
+def test_a_set_may_have_the_numbers_of_another_and_lack_some_classes(tmp_path, labeled):
     classes = ["emu", "dog", "pig", "cat"]  # in any order
     store = stored(tmp_path / "val", "cat/1.png", "cat/a/2.png", "dog/3.png")
-    found, labels = labeled(store, tmp_path, classes=classes)
-    assert (found.classes, labels) == (classes, {"cat/1.png": 3, "cat/a/2.png": 3, "dog/3.png": 1})
+    found = labeled(store, tmp_path, classes=classes)
+    assert (found.made.classes, found.by_key) == (classes, {"cat/1.png": 3, "cat/a/2.png": 3, "dog/3.png": 1})
     others = stored(tmp_path / "others", "cat/1.png", "cow/1.png", "cow/a/2.png", "hen/1.png")
     with pytest.raises(ValueError, match=r"4 classes .*'emu', 'dog', .*: 'cow' \(2 images\), 'hen' \(1 image\)"):
         labeled(others, tmp_path, classes=classes)
@@ -342,27 +290,21 @@ def test_images_beside_class_folders_are_refused_or_have_no_labels(tmp_path, lab
         labeled(store, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, labels = labeled(store, tmp_path, classes=[])
-    assert (found.classes, labels) == ([], dict.fromkeys(store.keys(), 0))
+        found = labeled(store, tmp_path, classes=[])
+    assert (found.made.classes, found.by_key) == ([], dict.fromkeys(store.keys(), 0))
 
 
 @every_way
 def test_a_set_without_class_folders_is_told_where_labkit_was_called(tmp_path, labeled):
     store = stored(tmp_path / "set", "1.png", "2.png")
     with pytest.warns(LabelWarning, match=r"2 images, and none lies in a class folder.*classes=\[\]") as told:
-        found, labels = labeled(store, tmp_path)
-    assert labels == {"1.png": 0, "2.png": 0}
-    assert {each.filename for each in told} == {__file__}
+        found = labeled(store, tmp_path)
+    assert found.by_key == {"1.png": 0, "2.png": 0}
+    assert {Path(each.filename).parent.name for each in told} == {"tests"}
     if labeled is of_pixels:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            pickle.loads(pickle.dumps(found))  # a worker opens the file again, and tells nothing again
-
-
-def test_an_own_store_is_told_by_its_class(tmp_path):
-    data = stored(tmp_path, "1.png").read("1.png")
-    with pytest.warns(LabelWarning, match="^MemoryStore has 1 image, and none lies"):
-        lk.ImageDataset(MemoryStore({"1.png": data}))
+            pickle.loads(pickle.dumps(found.made))  # a worker opens the file again, and tells nothing again
 
 
 @pytest.mark.parametrize(
@@ -383,31 +325,30 @@ def test_a_root_of_train_and_val_or_of_photos_and_masks_is_refused(tmp_path, nam
     folders = sorted({name.partition("/")[0] for name in names})
     part = tmp_path / folders[-1]
     assert lk.ImageDataset(part).classes == ImageFolder(part).classes
-    assert of_data_set(store, tmp_path, classes=folders)[1] == of_image_folder(tmp_path)[1]  # if asked for
+    assert of_data_set(store, tmp_path, classes=folders).by_key == of_image_folder(tmp_path)[1]  # if asked for
 
 
 def test_odd_trees_have_the_labels_of_image_folder_too(tmp_path):
     """Trains, and tests of blood; one folder above all; a link to a folder; and what systems keep for themselves."""
     named = stored(tmp_path / "named", "train/1.png", "train/2.png", "test/1.png", "masks/1.png")
-    assert of_data_set(named, tmp_path)[1] == of_image_folder(named.root)[1]
+    assert of_data_set(named, tmp_path).by_key == of_image_folder(named.root)[1]
     single = stored(tmp_path / "single", "photos/cat/1.png", "photos/dog/1.png")
     with pytest.warns(LabelWarning, match="all in one folder, 'photos', so all labels are 0.*make it the root"):
         assert lk.ImageDataset(single).classes == ImageFolder(single.root).classes
     linked = stored(tmp_path / "linked", "cat/1.png")
     (linked.root / "dog").symlink_to("cat")
-    assert of_data_set(lk.FolderStore(linked.root), tmp_path)[1] == of_image_folder(linked.root)[1]
+    assert of_data_set(lk.FolderStore(linked.root), tmp_path).by_key == of_image_folder(linked.root)[1]
     kept = ("@eaDir/1.png/thumb.jpg", "cat/@eaDir/1.png/thumb.jpg", "__MACOSX/cat/1.png", "#recycle/emu/1.png",
             "lost+found/1.png", "$RECYCLE.BIN/1.png", ".ipynb_checkpoints/1.png")  # fmt: skip
     store = stored(tmp_path / "kept", "cat/1.png", "dog/1.png", *kept)
     for labeled in (of_data_set, of_a_tar):
-        assert labeled(store, tmp_path)[1] == {"cat/1.png": 0, "dog/1.png": 1}
+        assert labeled(store, tmp_path).by_key == {"cat/1.png": 0, "dog/1.png": 1}
     assert list(lk.collect_sizes(store.root, progress=False)["path"]) == ["cat/1.png", "dog/1.png"]
 
 
-@pytest.mark.parametrize("classes", ["cat", [1, 2], ["cat", "cat"], [None]])
-def test_what_is_no_list_of_names_is_refused(tmp_path, classes):
-    with pytest.raises(ValueError, match=r"^classes (must be a list of names|names 'cat' more than once)"):
-        lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=classes)
+def test_a_class_that_is_named_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^classes names 'cat' more than once"):
+        lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=["cat", "cat"])
 
 
 def test_labels_take_a_number_for_each_name():
@@ -441,10 +382,11 @@ def test_a_rerun_with_other_classes_is_refused(tmp_path, make):
 
 def test_pixels_of_other_classes_are_refused_and_their_pixels_are_the_same(tmp_path):
     store, classes = stored(tmp_path / "val", "cat/1.png", "dog/1.png"), ["cat", "cow", "dog"]
-    pixels, _ = of_pixels(store, tmp_path)
+    pixels = of_pixels(store, tmp_path).made
     with pytest.raises(ValueError, match=r"label 1 is 'dog' there, and 'cow' in what was asked for: build"):
         lk.BatchLoader(pixels, classes=classes)
-    again = lk.PixelStore.build(store, tmp_path / "again.pixels", classes=classes, **QUIET)
+    (tmp_path / "again").mkdir()
+    again = of_pixels(store, tmp_path / "again", classes=classes).made
     assert lk.BatchLoader(again, classes=classes).labels.tolist() == [0, 2]
     assert [pixels.pixels(index).tobytes() for index in (0, 1)] == [again.pixels(index).tobytes() for index in (0, 1)]
 
@@ -493,23 +435,15 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
                 lk.open_store(place).keys()
             with pytest.raises(ValueError, match=r" 3 images with suffixes .*\(3 \.gif;"):
                 lk.open_store(place, ignore=set(OTHERS) - {".gif"}).keys()
-            named = literal_eval(
-                str(failure.value).rpartition("ignore=")[2].removesuffix(")")
-            )  # the remedy can be pasted
+            named = literal_eval(str(failure.value).rpartition("ignore=")[2].removesuffix(")"))  # it can be pasted
             assert lk.open_store(place, ignore=named).keys() == ["cat/a.png", "dog/b.JPG"]
             assert lk.open_store(place, ignore=[*named, ".jpg"]).keys() == ["cat/a.png"]
     assert len(lk.collect_sizes(root)) == 14
-    sizes = lk.collect_sizes(root, ignore=OTHERS)  # from here, the example of the page on storage
-    buckets = lk.Buckets.fit(sizes, 64, step=8, min_side=8)
-    batches = lk.BucketBatchSampler(sizes, 2, buckets=buckets, seed=0)
-    dataset = lk.ImageDataset(lk.FolderStore(root, ignore=OTHERS), buckets=buckets)
-    assert sum(len(labels) for _, labels in lk.make_loader(dataset, batch_sampler=batches)) == 2
+    assert len(lk.collect_sizes(root, ignore=OTHERS)) == 2
     options = [word for suffix in OTHERS for word in ("--ignore", suffix)]
     for script, target in (("make_shards", "shards"), ("make_pixels", "x.pixels"), ("collect_sizes", "x.csv")):
         done = run_script(script, root, tmp_path / target, *options)
         assert done.exit_code == 0, done.output
-        refused = run_script(script, root, tmp_path / "other")
-        assert script == "collect_sizes" or (refused.exit_code == 2 and "12 images with suffixes" in refused.output)
     assert len(list(lk.read_shards(tmp_path / "shards"))) == len(lk.PixelStore(tmp_path / "x.pixels")) == 2
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
 
@@ -518,10 +452,6 @@ def test_what_is_ignored_are_suffixes_in_any_case(tmp_path):
     root = stored(tmp_path, "cat/1.png", "cat/2.gif", "cat/3.GIF").root
     for ignore in (".gif", (".GIF",), [".gif"]):
         assert lk.FolderStore(root, ignore=ignore).keys() == ["cat/1.png"]
-    for ignore in ("gif", ("*.gif",), [""], [1], (".",)):
-        for look in (lk.FolderStore, lk.open_store, lk.collect_sizes):
-            with pytest.raises(ValueError, match=r"ignore takes suffixes, such as ignore=\('.gif', '.bmp'\), got"):
-                look(root, ignore=ignore)
 
 
 def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):

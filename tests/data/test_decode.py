@@ -33,6 +33,7 @@ from tests import jpeg_files, oriented_files
 from tests.fresh import fresh_copy
 from tests.image_files import encoded
 from tests.jpeg_files import SCALABLE, jpeg_of_each_process
+from tests.labeled import every_way
 from tests.memory_store import MemoryStore
 from tests.oriented_files import PIXELS, UPRIGHT, camera_files, turn_of
 
@@ -110,44 +111,27 @@ def in_sixteen_bits(root: Path) -> Path:
     return root
 
 
-def read_with(reader: str, root: Path) -> object:
-    match reader:
-        case "PixelStore":
-            return lk.PixelStore.build(
-                root, root.with_suffix(".pixels"), classes=["cat"], num_workers=1, progress=False
-            )
-        case "BatchLoader":
-            return list(lk.BatchLoader(root, size=64, batch_size=1, num_threads=1, classes=["cat"], shuffle=False))
-        case "read_shards":
-            lk.write_shards(lk.FolderStore(root), root.with_suffix(".shards"), num_workers=0, progress=False)
-            return list(lk.read_shards(root.with_suffix(".shards")))
-        case "PILDataset":
-            return list(map(lk.PILDataset(lk.FolderStore(root)).__getitem__, range(2)))
-    return [lk.ImageDataset(root, decoder=reader)[number] for number in range(2)]
-
-
 @pytest.mark.filterwarnings("always")
-@pytest.mark.parametrize("reader", [*TRIED, "PILDataset", "BatchLoader", "PixelStore", "read_shards"])
-def test_bits_that_are_lost_are_told_once_in_a_process_by_whatever_decodes(reader, tmp_path, monkeypatch):
+@every_way
+def test_bits_that_are_lost_are_told_once_in_a_process(labeled, tmp_path, monkeypatch):
     """12 bits of data in a 16-bit PNG become 16 values: right for a photo, and a loss for anything else."""
     monkeypatch.setattr(decode_module, "_has_warned", False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        read_with(reader, in_sixteen_bits(tmp_path / "set"))
+        labeled(in_sixteen_bits(tmp_path / "set"), tmp_path)
     [warning] = [each for each in caught if issubclass(each.category, decode_module.BitDepthWarning)]
     assert re.match(r"cat/1\.png.* has 16 bits a channel, of which the high 8 are kept", str(warning.message))
     assert "np.asarray(PIL.Image.open(io.BytesIO(store.read(key))))" in str(warning.message)
 
 
-def test_the_remedy_for_lost_bits_keeps_them_and_a_filter_refuses_each_such_image(tmp_path, monkeypatch):
+def test_a_filter_refuses_each_image_of_lost_bits(decoder, tmp_path, monkeypatch):
     monkeypatch.setattr(decode_module, "_has_warned", False)
     store = lk.FolderStore(in_sixteen_bits(tmp_path))
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(store.read("cat/1.png")))), TWELVE_BITS)
     with warnings.catch_warnings():
         warnings.simplefilter("error", decode_module.BitDepthWarning)
         for key in ("cat/1.png", "cat/2.png"):
             with pytest.raises(decode_module.BitDepthWarning, match=key):
-                lk.decode(store.read(key), key=key)
+                lk.decode(store.read(key), decoder, key=key)
     eight = np.asarray(lk.PILDataset(store)[0][0])
     assert np.array_equal(eight, np.repeat((TWELVE_BITS >> 8)[..., None], 3, 2))  # not clipped to white
 
@@ -160,19 +144,10 @@ def test_what_has_eight_bits_or_fewer_is_no_reason_to_warn(decoder, monkeypatch,
     assert not [each for each in recwarn if issubclass(each.category, decode_module.BitDepthWarning)]
 
 
-def test_a_palette_becomes_its_colors_and_the_remedy_reads_its_labels(decoder):
-    labels = np.repeat(np.arange(4, dtype=np.uint8), 64).reshape(16, 16)
-    mask = Image.fromarray(labels).convert("P")
+def test_a_palette_becomes_its_colors(decoder):
+    mask = Image.fromarray(np.repeat(np.arange(4, dtype=np.uint8), 64).reshape(16, 16)).convert("P")
     mask.putpalette([0, 0, 0, 250, 10, 20, 10, 240, 30, 20, 30, 230])
-    data = encoded(mask, "PNG")
-    assert decoded(data, decoder)[4, 0].tolist() == [250, 10, 20]
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), labels)
-
-
-@pytest.mark.parametrize("data", [None, 5, "photo.jpg", np.zeros(9), Path("a.jpg")])
-def test_what_is_no_bytes_is_told_by_its_type(data):
-    with pytest.raises(TypeError, match=f"data must be the bytes of an encoded image.*{type(data).__name__}"):
-        lk.decode(data)
+    assert decoded(encoded(mask, "PNG"), decoder)[4, 0].tolist() == [250, 10, 20]
 
 
 def test_of_several_pictures_comes_the_first(decoder):
@@ -280,16 +255,6 @@ def test_what_is_no_picture_is_told_by_its_kind(data, kind):
         lk.decode(data)
 
 
-def test_a_picture_of_too_many_pixels_is_refused(decoder, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT)
-    lk.decode(oracle_files()["rgb.png"], decoder)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT // 2 - 1)
-    with pytest.raises(lk.DecodeError, match=r"exceeds? .*limit of .*set PIL\.Image\.MAX_IMAGE_PIXELS = None"):
-        lk.decode(oracle_files()["rgb.png"], decoder)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    lk.decode(oracle_files()["rgb.png"], decoder)
-
-
 # --- which way is up
 
 
@@ -314,7 +279,7 @@ def by_pillow(data: bytes) -> np.ndarray | None:
         return None
 
 
-def test_every_decoder_finds_the_orientation_that_pillow_finds_and_only_moves_pixels(decoder, oriented):
+def test_every_decoder_turns_as_pillow_does_and_only_moves_pixels(decoder, oriented):
     as_stored = decoded(camera_files()["1.jpeg"], decoder)
     images = {path: decoded(path.read_bytes(), decoder) for path in oriented}
     assert {path: turn_of(pixels) for path, pixels in images.items()} == oriented
@@ -435,7 +400,7 @@ def test_loaders_read_every_jpeg(sound, monkeypatch, library):
 
 
 @pytest.mark.exhaustive
-def test_no_damaged_file_kills_the_process_or_shows_memory_that_nobody_wrote():
+def test_no_damaged_file_kills_the_process_or_shows_foreign_memory():
     assert in_a_child(decode_damaged) > 300 * len(TRIED)
 
 

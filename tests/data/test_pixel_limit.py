@@ -27,12 +27,7 @@ def low(monkeypatch):
     return lambda limit: monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
 
 
-def n_read(items) -> int:
-    return sum(1 for _ in items)
-
-
 DOORS = {
-    "decode": lambda root, out: [lk.decode(data) for data in map(lk.FolderStore(root).read, ("a/1.jpg", "a/2.png"))],
     "ImageDataset": lambda root, out: list(lk.ImageDataset(root)),
     "PILDataset": lambda root, out: list(lk.PILDataset(lk.FolderStore(root))),
     "BatchLoader": lambda root, out: list(lk.BatchLoader(root, batch_size=1, size=8)),
@@ -57,15 +52,14 @@ def test_the_error_names_the_remedy_and_that_works(photos, tmp_path, low, door):
         assert len(DOORS[door](photos, tmp_path / str(limit))) >= 2
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.exhaustive), "forkserver"])
-def test_workers_have_it_too(photos, tmp_path, low, method):
+def test_workers_have_it_too(photos, tmp_path, low):
     shards = lk.write_shards(photos, tmp_path / "shards", engine="threads", progress=False)
     for dataset in (lk.ImageDataset(photos), lk.read_shards(shards)):
         for limit in (159, None):
             low(limit)
-            loader = DataLoader(dataset, None, num_workers=1, multiprocessing_context=method)
+            loader = DataLoader(dataset, None, num_workers=1, multiprocessing_context="forkserver")
             with nullcontext() if limit is None else pytest.raises(lk.DecodeError, match=REMEDY):
-                assert n_read(loader) == 4
+                assert len(list(loader)) == 4
 
 
 def test_a_header_says_the_same(photos, low):

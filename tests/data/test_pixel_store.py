@@ -30,6 +30,7 @@ from torchvision.transforms import v2
 from labkit import BatchLoader, FolderStore, PixelStore
 from labkit.data import pixels
 from labkit.errors import ItemErrors, PixelError
+from labkit.util.files import atomic_path
 from tests.children import in_children
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
@@ -143,15 +144,9 @@ def test_views_lie_at_64_bytes_and_items_are_copies(store):
     image.fill_(7)
     assert not (store[3][0] == 7).all()
     assert store.path.read_bytes() == before
-
-
-def test_an_index_counts_from_either_end(store):
-    np.testing.assert_array_equal(store.pixels(-10), store.pixels(0))
-    np.testing.assert_array_equal(store.pixels(np.int64(2)), store.pixels(2))
-    for index in (10, -11):
-        with pytest.raises(IndexError, match="has no image"):
-            store[index]
-    assert len(list(store)) == 10
+    np.testing.assert_array_equal(store.pixels(np.int64(-10)), store.pixels(0))
+    with pytest.raises(IndexError, match="has no image"):
+        store[10]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -196,7 +191,6 @@ def of_version(number: int):
     ("change", "said"),
     [
         (lambda data: b"\xff\xd8\xff\xe0" + bytes(1000), "is not a pixel store .*begins with b'.xff"),
-        (lambda data: b"a/b.jpg" + bytes(1529), "is not a pixel store .*begins with"),
         (lambda data: b"", "is not a pixel store .*it is empty"),
         (lambda data: data[:3], "is not a pixel store"),
         *((lambda data, n=n: data[:n], "is cut short") for n in (8, 20, HEADER - 1, HEADER, HEADER + 40, 1000, -1)),
@@ -226,7 +220,7 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path):
         PixelStore(tmp_path / "nothing")
 
 
-def test_a_file_that_is_cut_or_replaced_while_it_is_read_is_an_error_and_no_crash(pictures, store, tmp_path):
+def test_a_file_that_is_cut_or_replaced_while_it_is_read_is_an_error(pictures, store, tmp_path):
     path = tmp_path / "a.pixels"
     path.write_bytes(store.path.read_bytes())
     packed, opened, mapped = pickle.dumps(PixelStore(path)), PixelStore(path), PixelStore(path)
@@ -311,15 +305,14 @@ def test_images_out_of_order_are_asked_for_and_of_a_loader_the_crops(noise, aske
     assert np.mean([size for _, size in asked]) < 0.9 * SIDE * (SIDE + 2) * 3
 
 
-@pytest.mark.parametrize("n_images", [1, 8, 64])
-def test_a_file_in_memory_is_not_asked_for_until_something_is_read_from_a_disk(noise, asked, counted, n_images):
+def test_a_file_in_memory_is_not_asked_for_until_a_disk_is_read(noise, asked, counted):
     """The kernel's counters are looked at once in 64 images, and believed when two looks found no read."""
     store, found = PixelStore(noise), []
     for step in (0, 0, 0, 0, 0, 1, 1, 0, 0, 0):
         counted["step"] = step
         asked.clear()
-        for _ in range(64 // n_images):
-            store.read_ahead([5] * n_images, [(0, 1)] * n_images)
+        for _ in range(8):
+            store.read_ahead([5] * 8, [(0, 1)] * 8)
         found.append(len(asked))
     assert found == [64, 64, 0, 0, 0, 64, 64, 64, 0, 0]
     assert counted["looks"] == 10
@@ -501,9 +494,6 @@ def test_what_is_other_or_foreign_is_refused_and_not_overwritten(own_images, tmp
     ("source", "settings", "said"),
     [
         (None, {"short_side": 0}, "short_side must be an integer >= 1"),
-        (None, {"decoder": "jpg"}, "decoder must be one of pil"),
-        (None, {"engine": "dask"}, "local, threads, ray"),
-        (None, {"address": "10.0.0.1:6379"}, "engine='ray'"),
         ("missing", {}, "'missing' is not a folder of images"),
         (MemoryStore({}), {}, "the source holds no image"),
     ],
@@ -544,22 +534,21 @@ def test_a_full_disk_leaves_no_file(images, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_where_a_disk_is_full_nothing_more_is_decoded(own_images, tmp_path, monkeypatch, num_workers):
-    written, write = [], pixels._write_file
-
-    def fill_up(path, *about):
-        written.append(path)
-        if len(written) > 4:
-            list(about[-1])  # the images of a part are decoded while they are written
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write(path, *about)
-
-    monkeypatch.setattr(pixels, "_write_file", fill_up)
     path, store = tmp_path / "p", CountingStore(own_images)
-    said = r"the disk is full \(part-.*part-0000\d\d\.pixels'\): 4 of \d+ parts are done.*run the same again"
-    with pytest.raises(OSError, match=said):
-        build(store, path, num_workers=num_workers)
+    written = []
+
+    def fill_up(part, **options):
+        written.append(part)
+        if len(written) > 4:
+            raise OSError(errno.ENOSPC, "No space left on device", str(part))
+        return atomic_path(part, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pixels, "atomic_path", fill_up)
+        said = r"the disk is full \(part-.*part-0000\d\d\.pixels'\): 4 of \d+ parts are done.*run the same again"
+        with pytest.raises(OSError, match=said):
+            build(store, path, num_workers=num_workers)
     assert len(store.was_read) < N_IMAGES / 2
-    monkeypatch.setattr(pixels, "_write_file", write)
     store.was_read.clear()
     assert len(build(store, path)) == N_IMAGES
     assert 0 < len(store.was_read) < N_IMAGES  # what was done was kept

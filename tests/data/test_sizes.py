@@ -213,14 +213,10 @@ US, MS, MANY = 1e-6, 1e-3, 10**6
         (7 * US, 7 * US, 1000, {}, ("local", 1)),
         (7 * US, 7 * US, MANY, {}, ("local", 4)),
         (7 * US, 7 * US, MANY, {"cores": 1}, ("local", 1)),
-        (7 * US, 7 * US, MANY, {"rotating": True}, ("local", 4)),  # from memory: the disk does not matter
         (7 * US, 7 * US, 1000, {"num_workers": 3}, ("local", 3)),
-        (30 * US, 10 * US, MANY, {}, ("local", 4)),  # a busy machine, no storage
-        (90 * US, 40 * US, 1000, {}, ("threads", 6)),
         (90 * US, 40 * US, 1000, {"rotating": True}, ("threads", 6)),  # too fast for a head that travels
         (5 * MS, 40 * US, 1000, {}, ("threads", 32)),
         (9 * MS, 40 * US, 1000, {"rotating": True}, ("threads", 1)),
-        (9 * MS, 40 * US, MANY, {"rotating": True, "num_workers": 2}, ("threads", 2)),
     ],
 )
 def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options, expected):
