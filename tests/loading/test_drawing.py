@@ -188,3 +188,16 @@ def test_the_line_that_the_message_names_is_enough(photos):
         loader(photos, unknown)
     unknown.draws_globally = False
     assert len(list(loader(photos, unknown))) == 1
+
+
+RNG = np.random.default_rng(0)
+
+
+def with_a_generator_of_the_module(image):
+    return image ^ int(RNG.integers(0, 255))
+
+
+def test_a_generator_that_the_threads_would_share_is_refused(photos):
+    with_a_generator_of_the_module.draws_globally = False
+    with pytest.raises(ValueError, match=r"a variable of a module.*make the generator an attribute"):
+        loader(photos, with_a_generator_of_the_module)

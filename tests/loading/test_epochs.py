@@ -321,6 +321,15 @@ class TestOfRanks:
                 0, 1, 4, 5, 8, 9,
             ]  # fmt: skip
 
+    def test_are_those_of_a_list_that_says_it_is_a_share(self, monkeypatch):
+        class Shared(list):
+            rank, num_replicas = 1, 2
+
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with warnings.catch_warnings(action="error"):
+            assert indices(loader_of(sampler=Shared([1, 3, 5]))) == [1, 3, 5]
+
     @pytest.mark.parametrize(("rank", "world_size"), [("", ""), ("0", "0"), ("-1", "-1"), ("3", "2"), ("x", "2")])
     def test_are_whole_where_the_variables_make_no_sense(self, monkeypatch, shards, rank, world_size):
         """Left empty, or over from another program; those of workers are WebDataset's."""
