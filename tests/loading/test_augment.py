@@ -4,7 +4,6 @@ import colorsys
 import pickle
 from dataclasses import replace
 
-import kornia
 import numpy as np
 import pandas as pd
 import pytest
@@ -204,21 +203,6 @@ def test_the_guides_loop_never_makes_the_host_wait(cuda):
             cutmix(colors(images), labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_blur_solarize_and_normalize_are_kornias_own():
-    batch = gradient().expand(4, 3, 48, 40).contiguous()
-    floats = batch / 255
-    recipe = replace(STILL, blur=1, blur_sigma=(1.3, 1.3), solarize=0)
-    mean, std = (torch.tensor(values) for values in (recipe.mean, recipe.std))
-    expected = {
-        recipe: kornia.filters.gaussian_blur2d(floats, (23, 23), torch.full((4, 2), 1.3)),
-        replace(recipe, blur=0, solarize=1): kornia.enhance.solarize(floats, 127.5 / 255),
-        replace(recipe, blur=0): floats,
-    }
-    for each, values in expected.items():
-        found = lk.make_augment(each, "kornia", part="photometry")(batch)
-        torch.testing.assert_close(found, kornia.enhance.normalize(values, mean, std), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.exhaustive

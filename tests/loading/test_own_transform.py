@@ -237,29 +237,9 @@ class TestOfALibrary:
                 assert global_states() == before, name
         assert len(set(names)) > 25
 
-    def test_is_known_from_what_else_draws(self):
-        free = [
-            compose(), A.HorizontalFlip(), v2.Compose([v2.RandAugment(), v2.AutoAugment()]),
-            torch.nn.Sequential(v2.GaussianNoise(), v2.RandomResize(3, 5)), HoldsDeclared(), noise_of_a_variable,
-        ]  # fmt: skip
-        bound = [
-            compose(A.Lambda(image=noise_of_an_array)), OwnFlip(), v2.Compose([v2.RandomInvert(), noise]),
-            v2.Lambda(noise), torch.nn.Sequential(v2.RandomInvert(), torch.nn.Dropout()), v1.RandomInvert(),
-            HoldsGenerators(),
-        ]  # fmt: skip
-        assert [OwnTransform(each).draws_globally for each in free] == [False] * len(free)
-        assert [OwnTransform(each).draws_globally for each in bound] == [True] * len(bound)
-
 
 class HoldsDeclared(HoldsGenerators):
     draws_globally = False
-
-
-class OwnFlip(A.HorizontalFlip):
-    """A user's own transform of Albumentations, which draws from a global generator."""
-
-    def apply(self, img, **params):
-        return img[:, ::-1].copy() if random.random() < 0.5 else img
 
 
 def test_threads_call_at_once_what_is_declared(module):

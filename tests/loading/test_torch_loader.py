@@ -390,13 +390,6 @@ class TestErrors:
         assert type(failure.value) is RuntimeError
         del failure  # whose traceback holds the pass, and its workers: it might go on
 
-    def test_of_a_class_that_no_process_can_name_are_told(self):
-        class Local(ValueError):
-            pass
-
-        with pytest.raises(RuntimeError, match="Local: here"):
-            indices(loader_of(failing(lambda: Local("here")), 2))
-
     @pytest.mark.parametrize(("dataset", "name"), [
         (Subset(Subset(Numbers(), [1, 6]), [1]), "key-6"), (TensorDataset(torch.zeros(9)), "sample 0"),
     ])  # fmt: skip
