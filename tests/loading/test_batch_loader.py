@@ -221,7 +221,7 @@ class TestPixels:
         steps = v2.Compose([v2.Resize(resize or 256), v2.CenterCrop(size)])
         assert torch.equal(images, torch.stack(list(map(steps, decoded(store)))))
 
-    def test_for_evaluation_show_seven_eighths_of_what_just_covers_another_shape(self):
+    def test_for_evaluation_show_seven_eighths_of_what_just_covers_a_shape(self):
         """The color of each pixel says where it was."""
         rows, columns = np.mgrid[:256, :200]
         photo = Image.fromarray(np.stack([rows, columns, rows * 0], 2).astype(np.uint8))
