@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import resource
 import sys
 import threading
 import traceback
@@ -10,7 +11,6 @@ import warnings
 from types import ModuleType
 
 import cloudpickle
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -427,31 +427,17 @@ class TestErrors:
         assert any("may hold no open file, lock" in note for note in failure.value.__notes__)
 
 
-CELLS = [
-    "import torch, labkit as lk",
-    "class Squares(torch.utils.data.Dataset):\n"
-    "    def __len__(self):\n        return 6\n"
-    "    def __getitem__(self, index):\n        return power(torch.tensor(index))\n"
-    "power = lambda number: number**2",
-    *(
-        f"config = lk.LoaderConfig(batch_size=4, num_workers=1, start_method={method!r})\n"
-        "print(torch.cat(list(lk.make_loader(Squares(), config, batch_transform=lambda batch: batch + 1))).tolist())"
-        for method in multiprocessing.get_all_start_methods()
-    ),
-]
-
-
-@pytest.mark.exhaustive
-def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
-    from labkit.app.notebooks import Notebook, execute
-
-    path = tmp_path / "01_cells.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)
-    executed = execute(Notebook(path, "", ""), timeout_s=60)
-    assert executed.error == ""
-    outputs = [cell.outputs for cell in executed.node.cells]
-    assert outputs[:2] == [[], []]
-    assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator is half-made
+def test_a_refusal_of_the_system_to_start_workers_is_told_with_a_remedy():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loader = loader_of(Numbers(), num_workers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as failure:
+            iter(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "ulimit -n" in failure.value.__notes__[0]
 
 
 def refused_in_a_pool() -> str:

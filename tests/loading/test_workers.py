@@ -23,6 +23,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as DataLo
 
 import labkit as lk
 from labkit.errors import WorkerDied
+from labkit.loading.torch_loader import explain_death
 from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of, solid
 from tests.memory_store import MemoryStore
 from tests.serving import QuietFolder, serving
@@ -98,6 +99,16 @@ class TestTheDeathOfAWorker:
             list(loader)
         assert multiprocessing.active_children() == []
         assert indices(loader) == list(range(20))
+
+    def test_is_explained_also_if_its_files_close_long_before_it_ends(self):
+        def die_slowly():
+            os.closerange(3, 1000)  # as the kernel does, sockets and sentinel included
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        worker = multiprocessing.get_context("fork").Process(target=die_slowly)
+        worker.start()
+        assert "SIGKILL" in explain_death(ConnectionResetError(104, "Connection reset by peer"), [worker])
 
     @pytest.mark.parametrize("moment", ["between epochs", "amid an epoch"])
     def test_is_told_when_a_batch_is_asked_for_and_not_before(self, moment):
