@@ -81,7 +81,7 @@ def test_two_processes_share_the_loaders_own_epochs(tmp_path, folders, kind, opt
     assert_shared_out(ranks, LOADERS[kind](0, folders[kind]))
 
 
-def test_prepared_shards_of_several_processes_are_an_error_that_says_what_to_do(tmp_path, folders):
+def test_prepared_shards_of_several_processes_are_refused(tmp_path, folders):
     for said in run_script(tmp_path, RANKS, "read_shards", "prepared", 0, folders["read_shards"], n_ranks=2):
         assert "Leave this loader out of accelerator.prepare()" in said
 

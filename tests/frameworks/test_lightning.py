@@ -56,7 +56,7 @@ def fit(folder, *, kind="make_loader", num_workers=0, trainer=(), **settings):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_one_device_gets_the_loaders_own_batches_and_resumes_exactly_in_mid_epoch(tmp_path, num_workers):
+def test_one_device_gets_the_loaders_batches_and_resumes_in_mid_epoch(tmp_path, num_workers):
     own = loader_of()
     [epochs] = fit(tmp_path, num_workers=num_workers, stop=[1, 2])
     assert epochs == [rows(own) for _ in range(2)]

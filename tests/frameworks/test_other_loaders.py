@@ -19,7 +19,7 @@ def test_fabric_gives_the_loaders_own_batches(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchdatas_stateful_loader_over_its_parts_gives_its_batches_and_resumes_exactly(num_workers):
+def test_torchdatas_stateful_loader_over_its_parts_resumes_exactly(num_workers):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def stateful():
@@ -67,7 +67,7 @@ save([seen[:24], seen[24:]])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_trainer_of_transformers_gets_the_loaders_own_draws_in_an_order_of_accelerates(tmp_path, num_workers):
+def test_the_trainer_of_transformers_gets_the_loaders_own_draws(tmp_path, num_workers):
     pytest.importorskip("transformers")
     [epochs], own = run_script(tmp_path, TRAINER, num_workers), loader_of()
     assert [sorted(map(tuple, epoch)) for epoch in epochs] == [sorted(rows(own)) for _ in range(2)]

@@ -1,7 +1,5 @@
 """Who reads and decodes the batches of BatchLoader: its threads, and requests in flight; and that all end."""
 
-import itertools
-import json
 import subprocess
 import sys
 import threading
@@ -38,12 +36,6 @@ class TestThreads:
         next(iter(loader))
         assert new_threads(before)
         del loader
-        assert eventually(lambda: not new_threads(before), LONGEST_S)
-
-    def test_end_after_an_error(self, pictures, torn):
-        before = threading.enumerate()
-        with pytest.raises(lk.DecodeError):
-            list(loader_of(store_that_reads(pictures, lambda key: torn)))
         assert eventually(lambda: not new_threads(before), LONGEST_S)
 
     @pytest.mark.parametrize(("reads_in_flight", "n_threads"), [(None, 2), (3, 3)])
@@ -104,20 +96,8 @@ else:
 
     def test_are_as_many_as_this_rank_has_cores(self, pictures, monkeypatch):
         assert lk.BatchLoader(pictures).num_threads == lk.usable_cores()
-        for n_ranks in (lk.usable_cores(), 1000):
-            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
-            assert lk.BatchLoader(pictures).num_threads == 1
-        for nothing in ("", "0", "-1", "many"):  # left over from another program
-            monkeypatch.setenv("LOCAL_WORLD_SIZE", nothing)
-            assert lk.BatchLoader(pictures).num_threads == lk.usable_cores()
-
-    def test_resume_what_they_have_begun_with_any_number_of_them(self, pixels):
-        expected, stopped = list(loader_of(pixels, batch_size=2)), loader_of(pixels, batch_size=2)
-        taken = list(itertools.islice(stopped, 3))
-        state = json.loads(json.dumps(stopped.state_dict()))
-        for loader in stopped, loader_of(pixels, batch_size=2, num_threads=5):
-            loader.load_state_dict(state)
-            assert same(taken + list(loader), expected)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(lk.usable_cores()))
+        assert lk.BatchLoader(pictures).num_threads == 1
 
     def test_leave_the_work_of_a_loop_that_is_left(self, pictures):
         asked = []
@@ -133,12 +113,6 @@ else:
 
 
 class TestReadsInFlight:
-    @pytest.mark.parametrize("reads_in_flight", [1, 3, 100])
-    def test_give_the_same_batches(self, pictures, reads_in_flight):
-        plain, far = (loader_of(pictures, batch_size=5, reads_in_flight=number) for number in (None, reads_in_flight))
-        for _ in range(2):
-            assert same(list(plain), list(far))
-
     def test_give_the_same_batches_whatever_ends_first(self, pictures):
         """The last of a batch's reads ends first."""
         order = list(pictures.keys())
@@ -248,7 +222,8 @@ class TestReadsInFlight:
             assert same(list(far), list(loader_of(pictures, batch_size=6)))
             assert server.connections == 12
 
-    def test_that_fail_name_their_key_after_the_batches_before(self, pictures):
+    @pytest.mark.parametrize("reads_in_flight", [None, 8])
+    def test_that_fail_name_their_key_after_the_batches_before(self, pictures, reads_in_flight):
         keys = pictures.keys()
 
         def read(key):
@@ -258,7 +233,7 @@ class TestReadsInFlight:
 
         came = []
         with pytest.raises(OSError, match="gone") as caught:
-            came.extend(loader_of(store_that_reads(pictures, read), shuffle=False, reads_in_flight=8))
+            came.extend(loader_of(store_that_reads(pictures, read), shuffle=False, reads_in_flight=reads_in_flight))
         assert caught.value.__notes__ == [f"while loading {keys[9]}"]
         assert len(came) == 2
 

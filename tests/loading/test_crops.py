@@ -1,16 +1,13 @@
 """Crops have torchvision's distribution, and depend on (seed, epoch, index) alone; for pixels see BatchLoader's."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import ks_2samp, kstest
 from torchvision.transforms import RandomResizedCrop
-from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
-from labkit.loading.crops import center_crops, flips, random_crops, uniforms
+from labkit.loading.crops import flips, random_crops, uniforms
 from labkit.loading.resize import Resizer
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -30,32 +27,7 @@ def test_crops_are_distributed_as_those_of_torchvision(size):
     assert all(ks_2samp(*pair, method="asymp").pvalue > 1e-4 for pair in zip(*measures, strict=True))
 
 
-def crop_step_by_step(draws, height, width):
-    """torchvision's steps for one image, with given numbers."""
-    for attempt in range(10):
-        area = height * width * (SCALE[0] + draws[attempt] * (SCALE[1] - SCALE[0]))
-        low, high = math.log(RATIO[0]), math.log(RATIO[1])
-        aspect = math.exp(low + draws[10 + attempt] * (high - low))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            return math.floor(draws[20] * (height - h + 1)), math.floor(draws[21] * (width - w + 1)), h, w
-    if width / height < RATIO[0]:
-        w, h = width, round(width / RATIO[0])
-    elif width / height > RATIO[1]:
-        w, h = round(height * RATIO[1]), height
-    else:
-        w, h = width, height
-    return (height - h) // 2, (width - w) // 2, h, w
-
-
-def test_each_crop_is_that_of_torchvisions_steps():
-    sizes = np.array([size for size in SIZES for _ in range(200)])
-    draws = uniforms(0, 1, np.arange(len(sizes)))
-    expected = [crop_step_by_step(row, *size) for row, size in zip(draws.tolist(), sizes.tolist(), strict=True)]
-    np.testing.assert_array_equal(random_crops(draws, sizes, SCALE, RATIO), expected)
-
-
-def test_numbers_are_uniform_and_independent_and_depend_on_seed_epoch_and_index_only():
+def test_numbers_are_independent_and_depend_on_seed_epoch_and_index_only():
     draws = uniforms(0, 0, np.arange(4000))
     assert draws.min() >= 0
     assert draws.max() < 1
@@ -75,30 +47,6 @@ def test_flips_have_their_probability():
     assert not flips(draws, 0.0).any()
     assert flips(draws, 1.0).all()
     assert 0.22 < flips(draws, 0.25).mean() < 0.28
-
-
-@pytest.mark.parametrize(
-    ("size", "resize"),
-    [((224, 224), None), ((224, 224), 235), ((96, 160), 128), ((90, 150), 60), ((33, 20), 50)],
-)
-def test_centers_are_those_of_torchvision(size, resize):
-    """Also of photos that are smaller than what is seen, which then lie in its middle."""
-    sizes = np.array([(256, 256), (256, 341), (1000, 512), (1, 1), (375, 500), (40, 300)])
-    for photo, (top, left, *resized) in zip(sizes.tolist(), center_crops(sizes, size, resize).tolist(), strict=True):
-        whole = F.resize(torch.zeros(1, *photo), [resize or 256])
-        assert list(whole.shape[1:]) == resized
-        places = torch.stack(torch.meshgrid(*map(torch.arange, resized), indexing="ij"))
-        row, column = F.center_crop(places, list(size))[:, size[0] // 2, size[1] // 2].tolist()
-        assert (row - size[0] // 2, column - size[1] // 2) == (top, left)
-
-
-def test_centers_of_other_shapes_are_of_photos_that_just_cover_what_is_seen_and_a_margin():
-    sizes = np.array([(256, 256), (256, 341), (1000, 512), (1, 1), (375, 500), (40, 300)])
-    top_left, resized = np.hsplit(center_crops(sizes, (96, 160), None), 2)
-    assert (resized >= (110, 183)).all()  # of which 7/8 is seen
-    assert (resized == (110, 183)).any(1).all()
-    assert (np.ptp(resized / sizes * sizes.min(1, keepdims=True), axis=1) <= 1).all()  # in their own shape
-    np.testing.assert_allclose(top_left + np.array([48, 80]), resized / 2, atol=0.5)
 
 
 def smooth(rows, columns):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import randint as of_torch
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -46,19 +47,6 @@ def blurs(image):
     return torch.from_numpy(cv2.LUT(blurred, TABLE)).permute(2, 0, 1)
 
 
-def decorated(function):
-    @functools.wraps(function)
-    def inner(*arguments, **options):
-        return function(*arguments, **options)
-
-    return inner
-
-
-@decorated
-def wrapped(image):
-    return image.roll(1, -1)
-
-
 class Fading:
     """Holds a number, a table and another transform."""
 
@@ -91,9 +79,18 @@ class Module(torch.nn.Module):
         return (self.inner(image.float()) * self.scale).detach().to(torch.uint8)
 
 
+class OwnFlip(A.HorizontalFlip):
+    def apply(self, img, **params):
+        return img[:, ::-1] if random.random() < 0.5 else img
+
+
 class OwnInvert(A.InvertImg):
     def apply(self, img, **params):
         return 255 - np.flip(img, 1)
+
+
+def changes_at_random(image, **_):
+    return image ^ random.randrange(9)
 
 
 closed_over = 7
@@ -103,7 +100,7 @@ FREE = {
     "a closure": (lambda by: lambda image: image // by)(closed_over),
     "a default": lambda image, by=AMOUNT: image // by,
     "a helper": uses_a_helper, "an import within": imports_within, "Pillow": converts, "OpenCV": blurs,
-    "a decorator": wrapped, "a class": Fading(0.5), "a method": Fading(0.5).as_method, "a static one": Fading.static,
+    "a class": Fading(0.5), "a method": Fading(0.5).as_method, "a static one": Fading.static,
     "a partial": functools.partial(helper, by=2), "a module": Module(),
     "NumPy": lambda image: np.ascontiguousarray(np.flip(image.numpy(), 2)),
     "functional": lambda image: functional.adjust_gamma(functional.invert(image), 2.0),
@@ -131,8 +128,14 @@ BOUND = {
     "in a helper": lambda image: draws_in_a_helper(image),
     "in a class": type("Own", (), {"__call__": lambda self, image: image + random.randrange(9)})(),
     "among others of v2": v2.Compose([v2.RandomInvert(), lambda image: image + random.randrange(9)]),
+    "v1": v1.RandomInvert(),
+    "in a function of albumentations": A.Compose([A.Lambda(image=changes_at_random)]),
+    "in a class of albumentations": OwnFlip(),
     "initialization": lambda image: torch.nn.init.trunc_normal_(image.float()).byte(),
 }
+
+
+NOT_CALLED = "v2, in a closure's list", "in a function of albumentations", "in a class of albumentations"
 
 
 def draws_in_a_helper(image):
@@ -172,7 +175,7 @@ def test_one_that_draws_nothing_is_taken(photos, name):
 
 @pytest.mark.parametrize("name", BOUND)
 def test_one_that_draws_from_the_global_generators_is_refused(photos, name):
-    if name != "v2, in a closure's list":
+    if name not in NOT_CALLED:
         before = global_states()
         BOUND[name](torch.zeros(3, 8, 8, dtype=torch.uint8))
         assert global_states() != before, "it draws"
@@ -188,3 +191,16 @@ def test_the_line_that_the_message_names_is_enough(photos):
         loader(photos, unknown)
     unknown.draws_globally = False
     assert len(list(loader(photos, unknown))) == 1
+
+
+RNG = np.random.default_rng(0)
+
+
+def with_a_generator_of_the_module(image):
+    return image ^ int(RNG.integers(0, 255))
+
+
+def test_a_generator_that_the_threads_would_share_is_refused(photos):
+    with_a_generator_of_the_module.draws_globally = False
+    with pytest.raises(ValueError, match=r"a variable of a module.*make the generator an attribute"):
+        loader(photos, with_a_generator_of_the_module)

@@ -38,32 +38,6 @@ class TestOfALoader:
         assert len(pairs) == 6
         assert [[tuple(row) for pair in pairs for row in pair[side].tolist()] for side in range(2)] == expected
 
-    def test_are_the_same_after_a_look_into_the_middle_of_one(self):
-        undisturbed = loader_of(shuffle=True, batch_size=2)
-        expected = [rows(undisturbed) for _ in range(3)]
-        loader = loader_of(num_workers=2, shuffle=True, batch_size=2)
-        found, states = [], []
-        for _ in range(3):
-            found.append([])
-            for number, batch in enumerate(loader):
-                if number == 2:
-                    assert next(iter(loader)).shape == (2, 4)
-                found[-1] += [tuple(row) for row in batch.tolist()]
-                states.append(loader.state_dict())
-        assert found == expected
-        assert [(state["epoch"], state["n_batches"]) for state in states[2:6]] == [(0, 3), (0, 4), (0, 5), (1, 0)]
-
-    def test_of_batch_loader_are_the_same_after_a_look(self, pictures):
-        def epochs(look):
-            loader = lk.BatchLoader(pictures, size=32, batch_size=2)
-            for _ in range(2):
-                for number, (images, _) in enumerate(loader):
-                    if look and number == 2:
-                        next(iter(loader))
-                    yield images.numpy().tobytes(), loader.state_dict()
-
-        assert list(epochs(True)) == list(epochs(False))
-
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_are_those_that_the_training_sets_on_its_sampler(self, num_workers):
         sampler, oracle = (DistributedSampler(range(12), num_replicas=2, rank=0, seed=3) for _ in range(2))
@@ -320,6 +294,15 @@ class TestOfRanks:
             assert indices(loader_of(batch_sampler=InPairs(SequentialSampler(range(12)), 4, False))) == [
                 0, 1, 4, 5, 8, 9,
             ]  # fmt: skip
+
+    def test_are_those_of_a_list_that_says_it_is_a_share(self, monkeypatch):
+        class Shared(list):
+            rank, num_replicas = 1, 2
+
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with warnings.catch_warnings(action="error"):
+            assert indices(loader_of(sampler=Shared([1, 3, 5]))) == [1, 3, 5]
 
     @pytest.mark.parametrize(("rank", "world_size"), [("", ""), ("0", "0"), ("-1", "-1"), ("3", "2"), ("x", "2")])
     def test_are_whole_where_the_variables_make_no_sense(self, monkeypatch, shards, rank, world_size):

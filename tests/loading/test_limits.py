@@ -133,10 +133,6 @@ class TestMemoryLimits:
             assert set(used.values()) == {3}
             assert len(used) == n_blocks
 
-    def test_give_no_two_threads_one_block(self, copied):
-        list(memcpy_limit(64, size=64, num_threads=90))
-        assert len(copied[0][0].base) == 180
-
     @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
     def test_write_whole_batches_of_floats_and_nothing_else(self, monkeypatch, n_images, counts):
         blocks, fill = [], np.full
@@ -147,23 +143,3 @@ class TestMemoryLimits:
         assert block.shape[1:] == (64, 16, 16, 3)
         assert (block == 0).any(axis=(2, 3, 4)).sum() == n_images
         assert block.nbytes >= 128 * 2**20
-
-
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda store: decode_limit(store, num_threads=0), "num_threads must be an integer >= 1, got 0"),
-    (lambda store: memcpy_limit(0), "n_images must be an integer >= 1, got 0"),
-    (lambda store: memcpy_limit(1, size=0), "size must be an integer >= 1, got 0"),
-    (lambda store: memcpy_limit(1, num_threads=-1), "num_threads must be an integer >= 1, got -1"),
-])  # fmt: skip
-def test_bad_arguments_are_named(photos, make, message):
-    with pytest.raises(ValueError, match=message):
-        make(photos)
-
-
-def test_limits_use_every_usable_core_and_stand_in_one_frame(photos):
-    decode, memcpy = decode_limit(photos), memcpy_limit(70, size=8)
-    assert decode.num_threads == memcpy.num_threads == lk.usable_cores()
-    runs = lk.compare({"decode": lambda: decode, "memcpy": lambda: memcpy}, baseline="decode", rounds=1, progress=False)
-    assert set(runs.n_images) == {70}
-    assert set(runs.batch_size) == {64}
-    assert (runs.images_per_s > 0).all()

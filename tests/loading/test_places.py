@@ -203,7 +203,7 @@ class TestALook:
         assert [row[0] for row in rows(loader)] == list(oracle)
 
     @pytest.mark.parametrize("kind", ALL)
-    def test_that_is_kept_and_never_goes_on_leaves_each_pass_an_epoch_of_its_own(self, kind, pictures):
+    def test_that_is_kept_leaves_each_pass_an_epoch_of_its_own(self, kind, pictures):
         """`it = iter(loader)` in a cell of a notebook, and then passes of a few batches each."""
         loader = make(kind, pictures)
         kept = iter(loader)
@@ -303,7 +303,7 @@ class TestAState:
         places = [(state["epoch"], state["n_batches"]) for _ in loader for state in [loader.state_dict()]]
         assert places == [(0, 1), (0, 2), (1, 0)]
 
-    def test_behind_the_last_batch_has_the_generator_that_the_next_epoch_begins_with(self):
+    def test_behind_the_last_batch_has_the_generator_of_the_next_epoch(self):
         def made():
             return loader_of(sampler=RandomSampler(range(12), generator=torch.Generator().manual_seed(3)))
 
@@ -347,7 +347,7 @@ class TestACopy:
         assert child.exitcode == 0
 
 
-def test_a_pass_that_the_collector_finds_in_one_of_its_threads_does_not_wait_for_itself(pictures):
+def test_a_pass_collected_in_one_of_its_threads_does_not_wait_for_itself(pictures):
     may_read, in_a_circle = threading.Event(), []
 
     def read(key):

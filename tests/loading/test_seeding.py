@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import labkit as lk
 from labkit.loading.seeding import derived_seed, find_generators, number_of
 from labkit.util.process import Lazy
-from tests.loaders import Numbers, count_repeats, loader_of, rows, same
+from tests.loaders import Numbers, loader_of, rows, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -191,19 +191,7 @@ def pictures_of(transform: A.Compose, n_samples: int = 32) -> Made:
 
 
 class TestRepeats:
-    def test_of_albumentations_are_found_in_torchs_loader(self):
-        """Its generators are copied into every worker as they are, and anew each epoch."""
-
-        def loader(transform, num_workers):
-            options = {"num_workers": num_workers, "multiprocessing_context": "fork"}
-            return DataLoader(pictures_of(transform), batch_size=4, **options)
-
-        assert count_repeats(loader(compose(), 2)) == 16  # both workers draw the same
-        seeded = loader(compose(seed=137), 1)
-        assert count_repeats(seeded) == 0
-        assert count_repeats(itertools.chain(seeded, seeded)) == 32
-
-    def test_of_albumentations_flips_are_none_in_ours(self):
+    def test_of_albumentations_flips_are_none(self):
         """Its own seed flips both or none. Should that have changed, `_share_generators` may go."""
         transform = compose(A.HorizontalFlip(0.5), A.VerticalFlip(0.5), seed=137)
         flips = [PICTURE, PICTURE[:, ::-1], PICTURE[::-1], PICTURE[::-1, ::-1]]
@@ -275,7 +263,7 @@ def test_equal_indices_have_equal_numbers_in_every_process():
 @pytest.mark.parametrize(
     "index", [object(), [0, 1], {"a": 1}, (0, [1]), {1, 2}, np.arange(2)], ids=lambda each: type(each).__name__
 )
-def test_an_index_that_looks_different_in_each_process_is_refused_by_its_type(index):
+def test_an_index_that_differs_by_process_is_refused_by_its_type(index):
     kind = type(index[1] if isinstance(index, tuple) else index).__name__
     loader = lk.make_loader(Named(), lk.LoaderConfig(num_workers=0), sampler=[index], collate_fn=list)
     with pytest.raises(TypeError, match=f"a sampler must give integers, strings, bytes, or tuples of these.* a {kind}"):
@@ -368,7 +356,7 @@ class Unlisted(dict):
 def reads(kind):
     """What holds a generator, and would have to read a file for each value; and the list of values that were read."""
 
-    def make(folder, monkeypatch, generator):
+    def make(generator):
         read = []
 
         def get(self, key):
@@ -387,15 +375,7 @@ def reads(kind):
     return make
 
 
-def npz(folder, monkeypatch, generator):
-    np.savez(folder / "some.npz", **{f"image {number}": np.zeros(3) for number in range(4)})
-    read, opened = [], np.load(folder / "some.npz")
-    original = type(opened).__getitem__
-    monkeypatch.setattr(type(opened), "__getitem__", lambda self, key: read.append(key) or original(self, key))
-    return [opened, generator], read
-
-
-OF_VALUES = {kind.__name__: reads(kind) for kind in (object, dict, list, set, deque, Mapping, Sequence)} | {"npz": npz}
+OF_VALUES = {kind.__name__: reads(kind) for kind in (object, dict, list, set, deque, Mapping, Sequence)}
 
 
 class TestAPrivateGeneratorIsFound:
@@ -441,9 +421,9 @@ class TestAPrivateGeneratorIsFound:
         assert torch.equal(numbers[:8], torch.cat(list(loader_of(DrawsFromAGlobal(), batch_size=4))))
 
     @pytest.mark.parametrize("kind", OF_VALUES, ids=OF_VALUES)
-    def test_beside_values_of_which_none_is_read(self, kind, tmp_path, monkeypatch):
+    def test_beside_values_of_which_none_is_read(self, kind):
         generator = random.Random(1)
-        held, read = OF_VALUES[kind](tmp_path, monkeypatch, generator)
+        held, read = OF_VALUES[kind](generator)
         assert find_generators([Held(held)]) == [generator]
         assert read == []
 

@@ -1,18 +1,16 @@
 """make_loader: settings that fit the machine, torch's own parts, and errors that name the sample."""
 
 import dataclasses
-import errno
 import multiprocessing
 import os
+import resource
 import sys
 import threading
 import traceback
 import warnings
-from functools import partial
 from types import ModuleType
 
 import cloudpickle
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -102,8 +100,7 @@ def test_defaults_fit_the_machine(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [
-    {"batch_size": 0}, {"batch_size": 2.0}, {"batch_size": True}, {"batch_size": None}, {"num_workers": -1},
-    {"num_workers": "2"}, {"prefetch_factor": 0}, {"start_method": "thread"}, {"seed": 0.5}, {"seed": None},
+    {"batch_size": 0}, {"num_workers": -1}, {"prefetch_factor": 0}, {"start_method": "thread"}, {"seed": 0.5},
 ], ids=str)  # fmt: skip
 def test_bad_settings_are_refused(bad):
     [(name, value)] = bad.items()
@@ -121,11 +118,6 @@ def test_settings_are_keywords_too():
     for loader in loaders:
         assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.seed) == (3, 2, 4, 5)
         assert (loader.persistent_workers, loader.multiprocessing_context.get_start_method()) == (False, "spawn")
-    for name in every:
-        with pytest.raises(ValueError, match=f"got config and {name}: pass a LoaderConfig, or its settings"):
-            lk.make_loader(Numbers(), lk.LoaderConfig(), **{name: every[name]})
-    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
-        lk.make_loader(Numbers(), batch_size=0)
 
 
 def test_images_of_one_size_are_loaded_from_a_path_or_store(tmp_path):
@@ -150,15 +142,12 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize(("dataset", "options", "error", "said"), [
     (Stream(), {}, TypeError, "Stream is not a map-style data set"),
-    (iter([1]), {}, TypeError, "is not a map-style data set"),
     ([], {}, ValueError, "holds no sample"),
     ("no photos", {}, ValueError, r"'no photos' is not a folder of images"),
     (range(4), {"config": 32}, TypeError, r"got 32; its .* keywords, as lk.make_loader\(dataset, batch_size=32\)"),
     (range(4), {"batch_size": 2, "seed": 1}, ValueError, "got config and batch_size, seed: pass a LoaderConfig, or"),
     (range(4), {"shuffle": True, "sampler": [1, 2]}, ValueError, "got shuffle=True and a sampler"),
     (range(4), {"batch_sampler": [[1]], "shuffle": True}, ValueError, "got a batch_sampler and shuffle"),
-    (range(4), {"batch_sampler": [[1]], "sampler": [1]}, ValueError, "got a batch_sampler and sampler"),
-    (range(4), {"batch_sampler": [[1]], "drop_last": True}, ValueError, "got a batch_sampler and drop_last"),
 ])  # fmt: skip
 def test_what_no_loader_can_be_made_of_is_refused(dataset, options, error, said):
     with pytest.raises(error, match=said):
@@ -230,54 +219,6 @@ class TestParts:
         assert indices(loader) == [0, 1, 2, 3]
         offsets[2] = 40
         assert indices(loader) == [0, 1, 42, 3]
-
-    @pytest.mark.parametrize("kind", ["object with slots", "bound method", "partial", "dict of another class"])
-    def test_that_are_changed_take_effect_wherever_they_are_held(self, kind):
-        class Scale:
-            __slots__ = ("factor",)
-
-            def apply(self, item):
-                return item * self.factor
-
-            __call__ = apply
-
-        class Kept(dict):
-            def __call__(self, item):
-                return item * self["scale"].factor
-
-        scale, dataset = Scale(), Numbers(4)
-        scale.factor = 1
-        dataset.transform = {
-            "object with slots": scale, "bound method": scale.apply, "partial": partial(Scale.apply, scale),
-            "dict of another class": Kept(scale=scale),
-        }[kind]  # fmt: skip
-        loader = loader_of(dataset, 1, start_method="fork")
-        for factor in (1, 10, 7):
-            scale.factor = factor
-            assert indices(loader) == [0, factor, 2 * factor, 3 * factor]
-
-    @pytest.mark.parametrize("base", [dict, list, tuple, set, frozenset])
-    def test_are_found_without_asking_a_container_of_the_users_own_for_its_items(self, base):
-        def read(self, *_):
-            raise AssertionError("each item was read")
-
-        dataset = Numbers(4)
-        dataset.files = type("Lazy", (base,), dict.fromkeys(("values", "items", "__iter__", "__getitem__"), read))()
-        loader = loader_of(dataset, 1, start_method="fork")
-        assert [indices(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
-        dataset.transform = lambda item: item * dataset.files.factor
-        for factor in (10, 7):
-            dataset.files.factor = factor
-            assert indices(loader) == [0, factor, 2 * factor, 3 * factor]
-
-    def test_that_lose_an_item_of_a_set_take_effect_too(self):
-        dataset = Numbers(4)
-        dataset.kept = kept = {0, 1, 2, 3}
-        dataset.transform = lambda item: item if int(item[0]) in kept else item * 0 - 1
-        loader = loader_of(dataset, 1)
-        assert indices(loader) == [0, 1, 2, 3]
-        kept.discard(2)
-        assert indices(loader) == [0, 1, -1, 3]
 
     @pytest.mark.parametrize("order", [np.array([3, 1], np.uint64), np.array([3, 1]), torch.tensor([3, 1]), [True, 2]])
     def test_may_give_other_kinds_of_integers(self, order):
@@ -367,22 +308,14 @@ class TestBatchSampler:
         assert loader.batch_size == 4
 
 
-ONE_SHOT = {
-    "generator": lambda: (index for index in range(8)),
-    "map": lambda: map(int, range(8)),
-    "range_iterator": lambda: iter(range(8)),
-    "zip": lambda: zip(range(8), strict=True),
-}
-
-
-@pytest.mark.parametrize("name", ONE_SHOT)
-def test_samplers_that_can_be_read_once_are_refused(pictures, name):
-    make, said = ONE_SHOT[name], rf"ampler is a {name}, which can be read once: .*Give a list"
-    for options in ({"sampler": make()}, {"batch_sampler": make()}, {"batch_sampler": BatchSampler(make(), 4, False)}):
+def test_samplers_that_can_be_read_once_are_refused(pictures):
+    said = r"ampler is a range_iterator, which can be read once: .*Give a list"
+    once = iter(range(8))
+    for options in ({"sampler": once}, {"batch_sampler": once}, {"batch_sampler": BatchSampler(once, 4, False)}):
         with pytest.raises(TypeError, match=said):
             loader_of(**options)
     with pytest.raises(TypeError, match=said):
-        lk.BatchLoader(pictures, sampler=make())
+        lk.BatchLoader(pictures, sampler=once)
 
 
 def test_a_sampler_that_gives_nothing_in_the_second_epoch_is_an_error():
@@ -457,13 +390,6 @@ class TestErrors:
         assert type(failure.value) is RuntimeError
         del failure  # whose traceback holds the pass, and its workers: it might go on
 
-    def test_of_a_class_that_no_process_can_name_are_told(self):
-        class Local(ValueError):
-            pass
-
-        with pytest.raises(RuntimeError, match="Local: here"):
-            indices(loader_of(failing(lambda: Local("here")), 2))
-
     @pytest.mark.parametrize(("dataset", "name"), [
         (Subset(Subset(Numbers(), [1, 6]), [1]), "key-6"), (TensorDataset(torch.zeros(9)), "sample 0"),
     ])  # fmt: skip
@@ -528,6 +454,19 @@ def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
     assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator is half-made
+def test_a_refusal_of_the_system_to_start_workers_is_told_with_a_remedy():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loader = loader_of(Numbers(), num_workers=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as failure:
+            iter(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "ulimit -n" in failure.value.__notes__[0]
+
+
 def refused_in_a_pool() -> str:
     try:
         return str(len(list(loader_of(Numbers(), num_workers=1))))
@@ -542,20 +481,3 @@ def test_where_no_worker_can_start_or_be_reached_an_error_says_what_to_do(tmp_pa
     with pytest.raises(lk.LabkitError, match="set TMPDIR to a shorter one, or num_workers=0"):
         list(loader_of(Numbers(), num_workers=1))
     assert len(list(loader_of(Numbers(), num_workers=0))) > 0
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError(errno.EROFS, "Read-only file system"), "/dev/shm can be written to"),
-        (TypeError("no"), "may hold no open"),
-    ],
-)
-def test_a_refusal_to_start_workers_is_told_from_what_cannot_be_pickled(monkeypatch, error, said):
-    def fail():
-        raise error
-
-    monkeypatch.setattr("labkit.loading.torch_loader.prepare_to_start_workers", fail)
-    with pytest.raises(type(error)) as failure:
-        next(iter(loader_of(Numbers(), num_workers=1)))
-    assert said in failure.value.__notes__[0]

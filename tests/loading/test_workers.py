@@ -16,6 +16,7 @@ from types import ModuleType
 
 import cloudpickle
 import cv2
+import fsspec
 import pytest
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as DataLoaderIter
@@ -25,6 +26,7 @@ from labkit.errors import WorkerDied
 from labkit.loading.torch_loader import explain_death
 from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of, solid
 from tests.memory_store import MemoryStore
+from tests.serving import QuietFolder, serving
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
@@ -238,7 +240,7 @@ def test_a_kill_leaves_no_process_and_no_file(tmp_path, kind, signals):
         assert os.listdir(folder) == []
 
 
-def test_a_store_whose_class_is_in_a_cell_goes_to_workers_that_are_no_forks():
+def test_a_store_of_a_class_in_a_cell_goes_to_workers_that_are_no_forks():
     class Mine(MemoryStore):
         pass
 
@@ -328,3 +330,28 @@ def test_an_opencv_that_is_imported_late_has_one_thread(tmp_path, method):
     script.write_text(LATE)
     told = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.strip() == "(1, 1)"
+
+
+class Remote:
+    """Files of a server, by fsspec: of a file system that it holds, or of one that it asks for each time."""
+
+    def __init__(self, url, is_held):
+        self.url, self.files = url, fsspec.filesystem("http") if is_held else None
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        files = self.files or fsspec.filesystem("http")
+        return torch.frombuffer(bytearray(files.cat_file(self.url)), dtype=torch.uint8)
+
+
+def test_a_file_system_of_fsspec_works_in_forks_as_the_note_says(tmp_path):
+    (tmp_path / "0").write_bytes(b"01")
+    with serving(partial(QuietFolder, directory=tmp_path)) as port:
+        held, asked = (Remote(f"http://127.0.0.1:{port}/0", is_held) for is_held in (True, False))
+        with pytest.raises(RuntimeError, match=r"(?s)not fork-safe.*call fsspec\.filesystem.* within __getitem__"):
+            list(loader_of(held, 1, start_method="fork"))
+        assert bytes(asked[0].tolist()) == b"01"  # a look before the workers start
+        [batch] = loader_of(asked, 1, start_method="fork")
+        assert batch.tolist() == [list(b"01")]
