@@ -205,7 +205,6 @@ class TestMistakes:
             ({"a": list}, {"precision": 0}, "precision must be > 0, as 0.05 for 5 %, got 0"),
             ({"a": list}, {"warmups": -1}, "warmups must be an integer >= 0, got -1"),
             ({"a": lambda: [1]}, {"verdicts": ["a"]}, "verdicts must be True or False, got "),
-            ({"a": [1]}, {}, "'a' is not a function: write `lambda: loader`"),
             ({"a": list}, {"storage": 1}, "unexpected keyword argument 'storage'"),  # it belongs into factors
         ],
     )

@@ -102,8 +102,6 @@ class TestSummaries:
             lk.summarize(pd.concat([frame, frame.assign(env_id="elsewhere")]))
         with pytest.raises(ValueError, match="baseline 'c' is not in the frame: a, b"):
             lk.summarize(frame, "c")
-        with pytest.raises(ValueError, match=r"^the frame names no single baseline: pass baseline=$"):
-            lk.summarize(frame.assign(baseline=""))
         assert lk.summarize(frame, "b").loc["a", "speedup"] < 1
 
     @pytest.mark.parametrize("unordered", ["a", "b"])
@@ -123,9 +121,6 @@ class TestSummaries:
         frame.loc[frame.index[-1], "images_per_s"] = 20.0  # b in y's second round
         own, base = frame[frame.variant == "b"], frame[frame.variant == "a"]
         assert paired_ratios(own.iloc[1:], base).to_dict("list") == {"round": [1, 0, 1], "speedup": [4, 3, 1]}
-        for twice in ((pd.concat([own, own]), base), (own, pd.concat([base, base]))):  # measured again
-            with pytest.raises(ValueError, match=r"^runs of two .* give each compare an experiment= of its own$"):
-                paired_ratios(*twice)
 
 
 def test_each_look_at_the_runs_asks_for_clearer_ones(frame_of):

@@ -28,11 +28,10 @@ def as_list(): return [LOADER, len]
 def wants(size): return LOADER, len
 def three(): return LOADER, len, 3
 def no_step(): return LOADER, 3
-def no_loader(): return 3, len
 def nothing(): return None
 """
 FORM = ": write module:function, such as train:make_training for train.py in this folder"
-OWN = f"{NAME} has no function {{}}; it has as_list, make, no_loader, no_step, nothing, three, wants"
+OWN = f"{NAME} has no function {{}}; it has as_list, make, no_step, nothing, three, wants"
 GAVE = "{} gave {}: return loader, step, where step(batch) trains"
 
 
@@ -69,8 +68,7 @@ class TestANamedTraining:
             ("empty_one:make", "empty_one has no function make; it has none"),
             (f"{NAME}:wants", f"{NAME}:wants: missing a required argument: 'size'; it must work without arguments"),
             *((f"{NAME}:{name}", GAVE.format(f"{NAME}:{name}", kinds)) for name, kinds in {
-                "three": "list, builtin_function_or_method, int", "no_step": "list, int",
-                "no_loader": "int, builtin_function_or_method", "nothing": "NoneType",
+                "three": "list, builtin_function_or_method, int", "no_step": "list, int", "nothing": "NoneType",
             }.items()),
         ],
     )  # fmt: skip
