@@ -314,6 +314,25 @@ class TestASampler:
                 file.write('[["making a ba')
             assert line_with("# worker") in own_numbers(watched, MAKING)
 
+    def test_counts_all_times_at_which_a_sample_was_due(self, monkeypatch):
+        """A clock that a C call holds up for a second now and then."""
+        clock, sampler = [0.0], LineSampler()
+
+        def sleep(seconds):
+            clock[0] += seconds + (1.0 if len(added) % 10 == 5 else 0.0)
+            if len(added) >= 100:
+                sampler.stop()
+
+        added = []
+        monkeypatch.setattr("time.sleep", sleep)
+        monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+        sampler.add = lambda frame, seconds, *of: added.append(seconds)
+        sampler._thread = os.getpid(), threading.current_thread()
+        sampler.begin(STEP)
+        sampler._run()
+        assert sum(added) == pytest.approx(clock[0], abs=0.02)
+        assert [number for number, seconds in enumerate(added) if seconds > 0.9] == list(range(5, 100, 10))
+
     def test_leaves_a_switch_interval_that_the_script_sets(self):
         sampler, usual_s = LineSampler(), sys.getswitchinterval()
         try:
