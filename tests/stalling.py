@@ -14,17 +14,24 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.measure import usage
-from labkit.watching import diagnose, lines, observe, program, timings, watched
+from labkit.watching import lines, observe, timings
 
 BATCH = 4
 _CAUSES = ("step", "fetch", "prepare", "hand_over")
 
 
 class Clock:
-    """Stands in for `time`. It moves by what a stall says, and a microsecond a reading, however busy the machine is."""
+    """Stands in for the clocks of `time`, and no thread queues for a core.
 
-    def __init__(self):
+    It moves by what a stall says, and a microsecond a reading, however busy the machine is.
+    """
+
+    def __init__(self, monkeypatch: Any):
         self.wall_s = self.cpu_s = 0.0
+        monkeypatch.setattr(time, "perf_counter", self.perf_counter)
+        monkeypatch.setattr(time, "process_time", self.process_time)
+        for module in (observe, timings):
+            monkeypatch.setattr(module, "run_queue_s", lambda: 0.0)
 
     def perf_counter(self) -> float:
         self.wall_s += 1e-6
@@ -43,11 +50,7 @@ class Clock:
 
 def stopped_time(monkeypatch: Any) -> Clock:
     """Let `watch` read a clock that only stalls move, on a machine where nothing is stolen and no thread queues."""
-    clock = Clock()
-    for module in (diagnose, observe, program, timings, watched):
-        monkeypatch.setattr(module, "time", clock)
-    for module in (observe, timings):
-        monkeypatch.setattr(module, "run_queue_s", lambda: 0.0)
+    clock = Clock(monkeypatch)
     monkeypatch.setattr(lines.LineSampler, "start", lambda self: None)
     monkeypatch.setattr(usage, "cpu_times", dict)
     return clock

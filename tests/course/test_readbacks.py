@@ -32,7 +32,7 @@ def test_arithmetic_is_not():
     assert (float(total), total.dtype, reads) == (24.0, torch.float64, 0)
 
 
-def test_copies_from_a_device_to_the_host_are_counted_but_none_to_the_device():
+def test_copies_from_a_device_are_counted_but_none_to_the_device():
     with lk.simulated_cuda():
         x, target = X.cuda(), torch.empty(6)
         asks = {lambda: x.cpu(): 1, lambda: target.copy_(x): 1, lambda: X.to("cuda").add(x): 0}
@@ -40,7 +40,7 @@ def test_copies_from_a_device_to_the_host_are_counted_but_none_to_the_device():
             assert course.count_readbacks(ask)[1] == count
 
 
-def test_reads_of_the_hosts_own_tensors_count_only_where_there_is_no_device():
+def test_reads_of_the_hosts_tensors_count_only_without_a_device():
     ask = lambda x: x * X[1].item()  # noqa: E731
     assert course.count_readbacks(ask, X)[1] == 1
     with lk.simulated_cuda():

@@ -11,6 +11,7 @@ import warnings
 from types import ModuleType
 
 import cloudpickle
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest

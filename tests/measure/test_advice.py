@@ -1,15 +1,11 @@
 """Whoever does what a message of a measurement's advises gets what it promises: each is followed to its end."""
 
-import warnings
-
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit import course
 from labkit.measure.steady import count_images
 
 
@@ -57,24 +53,3 @@ ADVICE = [  # a name; what is done; the words of the advice; what it says, which
 def test_what_a_message_says_works(mistake, advice, follow):
     assert advice in told(mistake)
     assert follow()
-
-
-def test_passes_that_begin_anew_are_of_the_same_work():
-    left = iter([[1] * 3, [1] * 2])
-    with pytest.warns(UserWarning, match="Let each pass start from the beginning, as a new iterator of the same data"):
-        lk.compare({"a": lambda: next(left)}, baseline="a", rounds=2, warmups=0, progress=False)
-    with warnings.catch_warnings(action="error"):
-        compared("a")
-
-
-def test_a_prediction_under_a_variants_name_is_marked():
-    runs = compared("fast", "slow")
-    course.predict("slwo", 2.0)
-    with pytest.warns(UserWarning, match="if 'slow' is meant, pass it to course.predict"):
-        lk.plot_speedup(runs)
-    course.predict("slow", 2.0)
-    with warnings.catch_warnings(action="error"):
-        axes = lk.plot_speedup(runs)
-    assert 2.0 in {round(float(value), 6) for line in axes.lines for value in np.ravel(line.get_xdata())} | {
-        round(float(value), 6) for dots in axes.collections for value in np.ravel(dots.get_offsets())
-    }

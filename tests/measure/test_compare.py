@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit import course
 from labkit.errors import VariantError
 from labkit.measure import compare as rounds_of, frames
 from labkit.measure.compare import Stopping
@@ -50,18 +49,7 @@ class TestRounds:
         assert fast.ci_high / fast.ci_low < 1.05
         assert dict(summary.verdict) == {"slow": "baseline", "fast": "faster", "twin": "inconclusive"}
 
-    def test_that_are_slow_as_a_whole_cancel_in_the_ratio(self):
-        clock, mood = Clock(), iter([1.0, 1.0, 5.0, 5.0, 0.2, 0.2, 3.0, 3.0])
-
-        def moody(seconds):
-            return lambda: clock.batches(*[next(mood) * seconds] * 5)
-
-        runs = lk.compare({"a": moody(2.0), "b": moody(1.0)}, baseline="a", rounds=4, warmups=0, clock=clock)
-        with pytest.warns(course.InstabilityWarning):
-            b = lk.summarize(runs).loc["b"]
-        assert (b.speedup, b.ci_low, b.ci_high) == pytest.approx((2.0, 2.0, 2.0))
-
-    def test_run_every_variant_once_in_random_order_and_every_second_one_mirrors_the_one_before(self):
+    def test_run_each_variant_once_in_an_order_that_the_next_mirrors(self):
         calls = []
         variants = {name: (lambda name=name: calls.append(name) or [1]) for name in "abcd"}
         runs, again, other = (lk.compare(variants, baseline="a", rounds=6, warmups=2, seed=seed) for seed in (3, 3, 2))
@@ -126,21 +114,17 @@ def _n_frozen() -> int:
 
 
 class TestTheFrame:
-    def test_has_the_columns_of_the_contract_and_factors(self):
-        loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
-        variants, by_variant = {"a": lambda: loader, "b": lambda: loader}, {"b": "simulated hard disk"}
-        runs = lk.compare(variants, baseline="a", experiment="e", factors={"storage": by_variant, "flavour": "x"})
-        assert list(runs)[: len(COLUMNS)] == list(COLUMNS)
-        own = ["experiment", "flavour", "batch_size", "num_workers", "env_id"]
-        assert runs[own].drop_duplicates().to_numpy().tolist() == [["e", "x", 4, 0, env_id()]]
-        assert runs[runs.variant == "a"].storage.isna().all()
-        assert set(runs[runs.variant == "b"].storage) == {"simulated hard disk"}
-
-    def test_fills_and_explains_every_column_and_no_other(self):
+    def test_fills_and_explains_every_column_and_takes_factors(self):
         """Of a new column, this names what was forgotten: its row in `COLUMNS`, its line above it, or its value."""
         loader = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
-        runs = lk.compare({"a": lambda: loader}, baseline="a", experiment="e", rounds=1, factors={"storage": "folder"})
+        variants, factors = {"a": lambda: loader, "b": lambda: loader}, {"storage": {"b": "tape"}, "flavour": "x"}
+        runs = lk.compare(variants, baseline="a", experiment="e", rounds=1, factors=factors)
+        assert list(runs)[: len(COLUMNS)] == list(COLUMNS)
         assert [name for name in COLUMNS if runs[name].isna().all()] == ["peak_mem_mb"]  # by a fixture
+        own = ["experiment", "flavour", "batch_size", "num_workers", "env_id"]
+        assert runs[own].drop_duplicates().to_numpy().tolist() == [["e", "x", 4, 0, env_id()]]
+        assert runs.storage.fillna("").tolist() == ["", "tape"] * 2
+        assert set(runs.pop("flavour")) == {"x"}
         assert set(runs) - {*COLUMNS} == {"scale", "rung"}
         explained = re.findall(r"\w+", "".join(re.findall(r"^[a-z_, ]+:", frames.__doc__, re.MULTILINE)))
         assert set(runs) == set(explained)
@@ -160,18 +144,11 @@ class TestTheFrame:
         [recorded] = frames
         assert recorded is named
 
-    def test_takes_no_verdicts_by_variant(self):
-        with pytest.raises(ValueError, match="verdicts must be True or False, got \\['a'\\]"):
-            lk.compare({"a": lambda: [1]}, baseline="a", rounds=1, verdicts=["a"])
-
     def test_gives_verdicts_if_they_are_asked_for(self):
-        variants = {name: lambda: [1] for name in "abc"}
-        for verdicts, judged in (True, "abc"), (False, ""):
-            runs = lk.compare(variants, baseline="a", rounds=3, verdicts=verdicts)
-            assert {row.variant for row in runs.itertuples() if row.has_verdict} == set(judged)
-            found = quiet_summary(runs).verdict
-            assert found["a"] == "baseline"
-            assert [bool(found[name]) for name in "bc"] == [name in judged for name in "bc"]
+        variants = {name: lambda: [1] for name in "ab"}
+        for verdicts in (True, False):
+            found = quiet_summary(lk.compare(variants, baseline="a", rounds=3, verdicts=verdicts)).verdict
+            assert (found["a"], bool(found["b"])) == ("baseline", verdicts)
 
 
 def torchs_loader_of(dataset, num_workers):
@@ -187,14 +164,12 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("factory", "said", "cause"),
         [
-            *((lambda batch=batch: [batch], "raised WrongTypeError: .* pass count= to lk.compare, or .*", TypeError)
-              for batch in ("text", [], (), {"a": "b"}.values())),
+            (lambda: [[]], "raised WrongTypeError: .* pass count= to lk.compare, or .*", TypeError),
             (broken, "raised OSError: disk on fire", OSError),
             (list, "yielded no batch", type(None)),
-            *((lambda batch=batch: [batch] * 3, "gave batches, and no image in any of them, .*", type(None))
-              for batch in (torch.zeros(0, 3, 4, 4), (torch.zeros(0, 3, 4, 4), 1), np.zeros((0, 4, 4, 3)), 0)),
+            (lambda: [torch.zeros(0, 3, 4, 4)] * 3, "gave batches, and no image in any of them, .*", type(None)),
         ],
-    )  # fmt: skip
+    )
     def test_of_a_variant_are_told_by_its_name(self, factory, said, cause):
         with pytest.raises(VariantError, match=f"^variant 'bad' {said}$") as caught:
             lk.compare({"good": lambda: [1], "bad": factory}, baseline="good")
@@ -202,9 +177,7 @@ class TestMistakes:
         assert caught.value.__suppress_context__
 
     @pytest.mark.parametrize(("make", "num_workers"), [(loader_of, 0), (loader_of, 2), (torchs_loader_of, 2)])
-    def test_of_a_loader_keep_type_and_text_leave_neither_thread_nor_process_and_the_next_use_works(
-        self, monkeypatch, make, num_workers
-    ):
+    def test_of_a_loader_keep_type_and_text_and_leave_nothing_behind(self, monkeypatch, make, num_workers):
         def fail(index):
             if index == 5 and trouble:
                 raise LookupError(*trouble)
@@ -230,7 +203,7 @@ class TestMistakes:
             ({"a": list}, {"rounds": 0}, "rounds must be an integer >= 1, got 0"),
             ({"a": list}, {"precision": 0}, "precision must be > 0, as 0.05 for 5 %, got 0"),
             ({"a": list}, {"warmups": -1}, "warmups must be an integer >= 0, got -1"),
-            ({"a": [1]}, {}, "'a' is not a function: write `lambda: loader`"),
+            ({"a": lambda: [1]}, {"verdicts": ["a"]}, "verdicts must be True or False, got "),
             ({"a": list}, {"storage": 1}, "unexpected keyword argument 'storage'"),  # it belongs into factors
         ],
     )
@@ -238,21 +211,16 @@ class TestMistakes:
         with pytest.raises((ValueError, TypeError), match=message):
             lk.compare(variants, **{"baseline": "a", **options})
 
-    def test_such_as_passes_that_give_less_each_time_are_said_to_the_caller(self):
+    def test_such_as_different_work_are_said_to_the_caller(self, recwarn):
         left = iter(range(3, 0, -1))
         with pytest.warns(UserWarning, match=r"the passes of 'b' .* same number of images: \[3, 2, 1\]") as caught:
             lk.compare({"a": lambda: [1] * 1, "b": lambda: [1] * next(left)}, baseline="a", rounds=2)
-        assert caught[0].filename == __file__
-
-    def test_such_as_different_work_are_said_to_the_caller_by_the_images_of_a_pass(self, recwarn):
-        with pytest.warns(UserWarning, match=r"same number of images: \{'a': 1, 'b': 2\}") as caught:
-            lk.compare({"a": lambda: [1], "b": lambda: [1, 1]}, baseline="a", rounds=1)
         assert caught[0].filename == __file__
         short = DataLoader(TensorDataset(torch.zeros(8, 3, 4, 4)), batch_size=4)
         runs = lk.compare({"a": lambda: short, "b": lambda: short}, baseline="a", rounds=2)
         assert not recwarn.list
         assert runs.is_steady.all()
-        with pytest.warns(UserWarning, match="same number of images"):
+        with pytest.warns(UserWarning, match=r"same number of images: \{'a': 8, 'b': 40\}"):
             lk.compare({"a": lambda: short, "b": lambda: [4] * 10}, baseline="a", rounds=1)
 
 
@@ -313,7 +281,7 @@ class TestTheEnd:
         low, high = speedup_interval(ratios, n_looks=n_looks)
         assert (np.log(high / low) / 2 <= np.log1p(precision)) == (len(ran) < 20)
 
-    def test_comes_earlier_for_a_variant_that_is_known_well_enough_and_the_baseline_stays(self):
+    def test_comes_earlier_for_a_variant_that_is_known_well_enough(self):
         ran, _, _ = Rounds(normal(0.04), b=20.0, c=1.02).run()
         assert ran[:5] == [["a", "b", "c"]] * 5
         assert ran[5:] == [["a", "c"]] * (len(ran) - 5)
@@ -321,7 +289,7 @@ class TestTheEnd:
 
     @pytest.mark.parametrize(
         ("budget_s", "run_s", "n_rounds", "n_looks"),
-        [(0, 0.0, 5, 1), (0, 1.0, 5, 1), (10, 1.0, 5, 1), (12, 1.0, 6, 1), (18, 1.0, 9, 3), (1e9, 1.0, 20, 3)],
+        [(0, 0.0, 5, 1), (12, 1.0, 6, 1), (18, 1.0, 9, 3), (1e9, 1.0, 20, 3)],
     )
     def test_comes_before_the_time_is_spent_whatever_the_rounds_show(self, budget_s, run_s, n_rounds, n_looks):
         ran, _, looks = Rounds(normal(0.1), b=1.0).run(budget_s=budget_s, run_s=run_s)
@@ -331,10 +299,11 @@ class TestTheEnd:
         ("noise", "options", "n_rounds", "n_looks"),
         [
             (0.001, {"budget_s": 100}, 2, 3),  # `ci` asks for two rounds at least
-            (0.2, {"budget_s": 100}, 8, 3), (0.2, {"budget_s": 1}, 2, 1), (0.2, {}, 2, 1),
-            (0.2, {"rounds": 4}, 4, 1), (0.2, {"rounds": 4, "budget_s": 1}, 4, 1),
+            (0.2, {"budget_s": 100}, 8, 3),
+            (0.2, {}, 2, 1),
+            (0.2, {"rounds": 4, "budget_s": 1}, 4, 1),
         ],
-    )  # fmt: skip
+    )
     def test_of_compare_comes_by_its_own_clock(self, noise, options, n_rounds, n_looks):
         clock, rng = Clock(), np.random.default_rng(0)
         variants = {
@@ -356,7 +325,7 @@ class TestTheEnd:
         assert int((~frame["is_warmup"]).sum() / 2) == n_rounds
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize("noise", [normal(0.01), bursts, normal(0.05)], ids=["quiet", "bursts", "normal"])
+    @pytest.mark.parametrize("noise", [bursts, normal(0.05)], ids=["bursts", "normal"])
     @pytest.mark.parametrize("ratio", [1.0, 2.0])
     def test_at_a_look_that_pleases_leaves_the_intervals_valid(self, noise, ratio):
         """Over 400 comparisons, to within two standard errors."""

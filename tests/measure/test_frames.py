@@ -28,7 +28,7 @@ def test_a_frame_says_where_it_comes_from_and_what_a_row_says_itself_stays():
     assert np.isnan(bare.order)
 
 
-def test_runs_of_timeit_and_of_torchs_timer_are_frames_that_are_not_interleaved():
+def test_runs_of_timeit_and_of_torchs_timer_are_frames_without_an_order():
     result = TimeitResult(loops=4, repeat=2, best=0, worst=0, all_runs=[2.0, 4.0], compile_time=0, precision=3)
     frame = lk.from_timeit(result, "loop", n_images=8)
     assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)
@@ -77,14 +77,14 @@ def test_a_file_that_is_older_than_a_column_can_be_read_and_summarized(frame_of,
     assert lk.conclude(again).startswith('"b" ')
 
 
-@pytest.mark.parametrize("column", ["variant", "round", "is_warmup", "images_per_s", "env_id"])
+@pytest.mark.parametrize("column", ["variant", "is_warmup", "env_id"])
 def test_a_file_without_what_makes_it_a_frame_is_refused(frame_of, tmp_path, column):
     path = save_frame(frame_of({"a": [1.0]}, "a").drop(columns=column), tmp_path / "frame.csv")
     with pytest.raises(ValueError, match=rf"frame\.csv is not a frame of runs: it lacks {column}$"):
         load_frame(path)
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\xff"])
+@pytest.mark.parametrize("text", ["", "\x00\xff"])
 def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     path = tmp_path / "not.csv"
     path.write_bytes(text.encode("latin-1"))

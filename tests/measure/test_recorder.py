@@ -22,9 +22,7 @@ def test_without_a_recorder_nothing_is_written(runs_of, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("lacking", ["a folder", "room"])
-def test_a_result_that_cannot_be_kept_is_a_warning_at_the_line_and_not_lost(
-    recorded_frames, tmp_path, recwarn, lacking
-):
+def test_a_result_that_cannot_be_kept_is_a_warning_and_not_lost(recorded_frames, tmp_path, recwarn, lacking):
     if lacking == "a folder":
         recorded_frames.parent.joinpath("results").touch()
         recorded_frames.touch()

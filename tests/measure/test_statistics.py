@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 import labkit as lk
 from labkit import course
-from labkit.measure.intervals import format_ratio, side_of_one, speedup_interval, speedup_of, t_quantile
+from labkit.measure.intervals import format_ratio, speedup_interval, speedup_of, t_quantile
 from labkit.measure.statistics import paired_ratios, quiet_summary
 from labkit.util.machine import env_id
 
@@ -20,7 +20,7 @@ LONG = np.random.default_rng(0).standard_t(3, 23) / 10
 
 class TestIntervals:
     @pytest.mark.parametrize(("confidence", "n_looks"), [(0.9, 1), (0.95, 1), (0.95, 2), (0.95, 3)])
-    def test_of_few_rounds_are_students_and_each_look_gets_an_equal_part_of_the_error(self, confidence, n_looks):
+    def test_of_few_rounds_are_students_with_a_part_of_the_error_for_each_look(self, confidence, n_looks):
         for logs in LOGS, np.log([1.1, 1.4]):
             student = stats.ttest_1samp(logs, 0).confidence_interval(1 - (1 - confidence) / n_looks)
             found = speedup_interval(np.exp(logs), confidence=confidence, n_looks=n_looks)
@@ -41,14 +41,6 @@ class TestIntervals:
     @given(st.floats(0.5, 0.999), st.floats(1, 1e7))
     def test_have_scipys_quantiles(self, probability, degrees):
         assert t_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=3e-4, abs=1e-9)
-
-    def test_of_a_long_comparison_are_not_widened_by_a_burst(self):
-        disturbed = np.random.default_rng(1).normal(0, 0.02, 12)
-        disturbed[:2] = -1.5, 2.0
-        low, high = speedup_interval(np.exp(disturbed))
-        assert 0.95 < low < 1 < high < 1.05
-        plain = stats.ttest_1samp(disturbed, 0).confidence_interval(0.95)
-        assert plain.high - plain.low > 10 * np.log(high / low)
 
     @pytest.mark.parametrize("confidence", [0.8, 0.95])
     @pytest.mark.parametrize(
@@ -74,37 +66,6 @@ class TestIntervals:
         assert speedup_interval(np.full(3, 6.0), others) == pytest.approx((ratio, ratio))
         assert not recwarn.list
 
-    @pytest.mark.exhaustive
-    @pytest.mark.parametrize("n_rounds", [5, 9, 20])
-    @pytest.mark.parametrize("noise", ["normal", "heavy", "bursts"])
-    def test_cover_the_truth_in_19_of_20_cases(self, n_rounds, noise):
-        rng, size = np.random.default_rng(1), (300, n_rounds)
-        draws = {
-            "normal": lambda: rng.normal(size=size),
-            "heavy": lambda: rng.standard_t(3, size=size),
-            "bursts": lambda: rng.normal(size=size) - 8 * ((rng.random(size) < 0.1) - 1.0 * (rng.random(size) < 0.1)),
-        }[noise]()
-        lows, highs = np.transpose([speedup_interval(2.0 * np.exp(0.05 * draw)) for draw in draws])
-        assert np.mean((lows <= 2.0) & (highs >= 2.0)) >= 0.93  # 0.95 less two standard errors of 300 cases
-
-    def test_make_no_verdict_of_neighbors_that_come_and_go(self):
-        """Runs in turn, each slowed by a load that lasts for some of them: as rarely as of neighbors that do not."""
-        rng, load, verdicts = np.random.default_rng(3), 0.0, []
-        for _ in range(300):
-            logs = []
-            for number in range(5):
-                first = load = 0.5 * load + rng.normal(scale=0.1)
-                second = load = 0.5 * load + rng.normal(scale=0.1)
-                logs.append((second - first) * (-1) ** number)
-            verdicts.append(side_of_one(speedup_interval(np.exp(logs))))
-        assert np.mean(np.array(verdicts) != "inconclusive") <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 300)
-
-    def test_show_a_fifth_through_a_spread_of_a_twentieth(self):
-        rng = np.random.default_rng(4)
-        verdicts = [side_of_one(speedup_interval(1.2 * np.exp(0.05 * rng.normal(size=5)))) for _ in range(100)]
-        assert verdicts.count("faster") >= 90
-        assert "slower" not in verdicts
-
 
 BASE = [100, 101, 99, 100, 102]
 
@@ -115,14 +76,9 @@ class TestSummaries:
             "base": BASE, "fast": [150, 152, 149, 151, 150], "slow": [80, 81, 79, 80, 82],
             "same": [101, 99, 100, 102, 100], "equal": BASE,
         }  # fmt: skip
-        verdicts = lk.summarize(frame_of(rates, "base")).verdict
-        assert verdicts.tolist() == ["baseline", "faster", "slower", "inconclusive", "inconclusive"]
-
-    def test_have_the_verdict_that_a_reader_sees_in_the_interval(self, frame_of):
-        frame = frame_of({"a": [100] * 5, "b": [104, 101, 106, 102, 108], "c": [96, 99, 94, 98, 92]}, "a")
-        summary = lk.summarize(frame)
-        assert summary.loc["b", "ci_low"] > 1 > summary.loc["c", "ci_high"]
-        assert summary.verdict[["b", "c"]].tolist() == ["faster", "slower"]
+        summary = lk.summarize(frame_of(rates, "base"))
+        assert summary.verdict.tolist() == ["baseline", "faster", "slower", "inconclusive", "inconclusive"]
+        assert summary.loc["fast", "ci_low"] > 1 > summary.loc["slow", "ci_high"]
 
     def test_have_all_their_columns(self, frame_of):
         frame = frame_of({"a": [10, 20, 40], "b": [30, 50, 130]}, "a")
@@ -151,8 +107,6 @@ class TestSummaries:
             lk.summarize(pd.concat([frame, frame.assign(env_id="elsewhere")]))
         with pytest.raises(ValueError, match="baseline 'c' is not in the frame: a, b"):
             lk.summarize(frame, "c")
-        with pytest.raises(ValueError, match=r"^the frame names no single baseline: pass baseline=$"):
-            lk.summarize(frame.assign(baseline=""))
         assert lk.summarize(frame, "b").loc["a", "speedup"] < 1
 
     @pytest.mark.parametrize("unordered", ["a", "b"])
@@ -172,9 +126,6 @@ class TestSummaries:
         frame.loc[frame.index[-1], "images_per_s"] = 20.0  # b in y's second round
         own, base = frame[frame.variant == "b"], frame[frame.variant == "a"]
         assert paired_ratios(own.iloc[1:], base).to_dict("list") == {"round": [1, 0, 1], "speedup": [4, 3, 1]}
-        for twice in ((pd.concat([own, own]), base), (own, pd.concat([base, base]))):  # measured again
-            with pytest.raises(ValueError, match=r"^runs of two .* give each compare an experiment= of its own$"):
-                paired_ratios(*twice)
 
 
 def test_each_look_at_the_runs_asks_for_clearer_ones(frame_of):
@@ -232,6 +183,7 @@ class TestNotes:
 
 UNCLEAR = 100 * np.exp([0.1, 0.0, -0.1])  # Student's interval of these three is 1.00 [0.78, 1.28]
 UNTOLD = "these runs cannot tell"
+VERDICTS = "faster", "slower", UNTOLD
 
 
 class TestSentences:
@@ -247,44 +199,34 @@ class TestSentences:
         return conclude
 
     @pytest.mark.parametrize(
-        ("rates", "columns", "sentence"),
+        ("rates", "columns", "words"),
         [
-            ([158] * 3, {}, 'ran faster than "no worker": 1.58 times the speed (95 % interval 1.58 to 1.58).'),
-            ([62] * 3, {}, 'ran slower than "no worker": only 0.62 times the speed (95 % interval 0.62 to 0.62).'),
-            (
-                UNCLEAR, {},
-                f'against "no worker": 1.00 times the speed (95 % interval 0.78 to 1.28): {UNTOLD} them apart.',
-            ),
-            (
-                [158] * 3, {"has_verdict": False},
-                'ran at 1.58 times the speed of "no worker" (95 % interval 1.58 to 1.58).',
-            ),
-            ([200], {}, f'against "no worker": 2.00 times the speed (no interval): {UNTOLD} them apart; one run.'),
+            ([158] * 3, {}, ["faster", "1.58 times", "1.58 to 1.58"]),
+            ([62] * 3, {}, ["slower", "0.62 times", "0.62 to 0.62"]),
+            (UNCLEAR, {}, [UNTOLD, "1.00 times", "0.78 to 1.28"]),
+            ([158] * 3, {"has_verdict": False}, ["ran at 1.58 times", "1.58 to 1.58"]),
+            ([200], {}, [UNTOLD, "2.00 times", "no interval", "one run"]),
         ],
-    )  # fmt: skip
-    def test_on_one_variant(self, tell, rates, columns, sentence):
-        assert tell({"2 workers": rates}, columns=columns) == f'"2 workers" {sentence}'
+    )
+    def test_on_one_variant(self, tell, rates, columns, words):
+        told = tell({"2 workers": rates}, columns=columns)
+        assert told.startswith('"2 workers" ')
+        assert [word for word in [*words, '"no worker"'] if word not in told] == []
+        assert ("faster" in told, "slower" in told, UNTOLD in told) == tuple(map(words.__contains__, VERDICTS))
 
     def test_name_the_fastest_of_several_and_what_is_inconclusive(self, tell):
         rates = {"a": [158] * 3, "read, decode free": [300] * 3, "c": UNCLEAR, "d": [62] * 3, "e": UNCLEAR}
-        assert tell(rates) == (
-            '"read, decode free" ran faster than "no worker": 3.00 times the speed (95 % interval 3.00 to 3.00), '
-            f'the largest of 5 ratios; {UNTOLD} "c", "e" from "no worker".'
-        )
+        told = tell(rates)
+        assert told.startswith('"read, decode free" ran faster than "no worker": 3.00 times the speed')
+        assert "the largest of 5 ratios" in told
+        assert f'{UNTOLD} "c", "e" from "no worker"' in told
         assert tell({"a": [62] * 3, "b": [30] * 3}).startswith('"a" ran slower than')
-        told = tell({name: UNCLEAR * (1 - number / 100) for number, name in enumerate("abcd")})
-        assert told.startswith('"a" against "no worker": 1.00 times')
-        assert told.endswith(f'{UNTOLD} them apart; {UNTOLD} "b", "c", "d" from "no worker".')
 
     def test_tell_what_is_certain_before_a_larger_ratio_that_is_not(self, tell):
         sentence = tell({"a": [158] * 3, "wild": 900 * np.exp([3, 0, -3])})
         assert sentence.startswith('"a" ran faster')
         assert "largest" not in sentence
         assert f'{UNTOLD} "wild" from "no worker"; unstable' in sentence
-
-    def test_have_each_note_once(self, frame_of):
-        frame = frame_of({"a": [3, 4, 5.1], "b": [3, 4, 5.1]}, "a").assign(order=np.nan)
-        assert lk.conclude(frame).endswith("cannot tell them apart; not interleaved; unstable: spread 26%.")
 
     def test_say_that_a_storage_is_simulated_where_the_label_does_not(self, tell):
         disk, fast = "simulated hard disk", [158] * 3
@@ -311,28 +253,6 @@ class TestSentences:
     )  # fmt: skip
     def test_keep_the_digits_of_ratios_that_matter(self, ratio, text):
         assert format_ratio(ratio) == text
-
-    rates = st.lists(st.floats(50, 200), min_size=3, max_size=3)
-    labels = st.sampled_from(["2 workers", "read, decode free", 'Timer("next")', "files", "a; b: c", "x (1)", "y", "z"])
-
-    @pytest.mark.exhaustive
-    @settings(
-        max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
-    @given(st.dictionaries(labels, rates, min_size=1, max_size=5), rates)
-    def test_on_any_frame_say_what_summarize_says(self, frame_of, values, base):
-        frame = frame_of({**values, "base": base}, "base")
-        summary, sentence = quiet_summary(frame), lk.conclude(frame)
-        assert sentence.endswith(".")
-        assert "\n" not in sentence
-        label = next(label for label in values if sentence.startswith(f'"{label}" '))
-        row, rest = summary.loc[label], sentence.split('"base"')[1].replace("95 %", "")
-        numbers = [float(number) for number in re.findall(r"[\d.]+\d", rest)[:3]]
-        assert numbers == pytest.approx(row[["speedup", "ci_low", "ci_high"]].tolist(), abs=0.0051, rel=0.006)
-        assert ("ran faster" in sentence) == (row["verdict"] == "faster")
-        assert ("ran slower" in sentence) == (row["verdict"] == "slower")
-        assert ("cannot tell" in sentence) == (summary["verdict"] == "inconclusive").any()
-        assert (row["verdict"] == "faster") or not (summary["verdict"] == "faster").any()
 
 
 def test_a_script_prints_the_whole_summary(frame_of):

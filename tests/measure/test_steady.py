@@ -6,7 +6,6 @@ Loaders that can be repeated go on with the next pass, and are themselves again 
 import itertools
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ import labkit as lk
 from labkit.measure import steady
 from labkit.measure.steady import Stopwatch, batches_in_flight, count_images, repeating
 from labkit.measure.usage import CoreTime
-from tests.encodings import Encoding
 from tests.timing import Clock
 
 NUMBERS = TensorDataset(torch.arange(10))
@@ -93,12 +91,11 @@ class TestARun:
             (0.3, {"sizes": (1,) * 8}, 16),  # 4 s are asked for: two passes of 2.4 s
             (0.3, {"sizes": (1,) * 5, "num_workers": 2}, 20),  # whole passes, and as many batches of each worker
             (0.5, {"sizes": (1,), "in_flight": 5}, 10),  # twice what is under way
-            (0.1, {"sizes": (1,), "in_flight": 60}, 120),
             (1.0, {"sizes": (1,) * 1000, "num_workers": 3}, 18),  # at most four times the 4 s
             (100.0, {"sizes": (1,) * 1000, "num_workers": 3}, 3),  # but a batch of each
         ],
     )
-    def test_a_steady_state_is_whole_passes_that_last_long_enough_or_as_many_as_fit(self, seconds, options, n_batches):
+    def test_a_steady_state_is_whole_passes_that_last_long_enough(self, seconds, options, n_batches):
         assert time_run(seconds, **options)["n_steady_batches"] == n_batches
         clock = Clock()
         planning = Stopwatch(int, clock, 4.0, is_warmup=True)
@@ -135,9 +132,7 @@ class TestARun:
         ("n_batches", "is_steady", "rate", "steady"),
         [(9, True, 4.0, (16, 4.0)), (8, False, 16 / 8.5, (14, 3.5)), (1, False, 2 / 5.0, (0, 0.0))],
     )
-    def test_what_is_not_lengthened_is_steady_from_eight_batches_after_the_first_on(
-        self, n_batches, is_steady, rate, steady
-    ):
+    def test_what_is_not_lengthened_is_steady_from_eight_further_batches_on(self, n_batches, is_steady, rate, steady):
         run = time_run([5.0, *[0.5] * 20].__getitem__, sizes=(2,) * n_batches, kind=Once)
         assert (run["is_steady"], run["images_per_s"]) == (is_steady, pytest.approx(rate))
         assert (run["n_steady_images"], run["steady_s"]) == pytest.approx(steady)
@@ -185,7 +180,7 @@ class TestARun:
 
 
 class TestAnEpoch:
-    @pytest.mark.parametrize("n_batches", [1, 2, 3, 4, 100, 5004])
+    @pytest.mark.parametrize("n_batches", [1, 2, 100])
     def test_of_any_length_is_the_sum_of_its_parts(self, n_batches):
         def wait(number):
             return 5.0 if number == 0 else 0.25 if number < 3 else 1.0
@@ -202,7 +197,7 @@ class TestAnEpoch:
         assert row.overhead == pytest.approx(1 - n_batches / expected_s)
         assert list(table.index) == ["a", "b"]
 
-    def test_medians_and_quartiles_are_over_runs_and_a_batch_takes_as_long_as_the_only_one(self):
+    def test_has_medians_and_quartiles_over_runs(self):
         clock, factors = Clock(), iter([1.0, 1.0, 2.0, 3.0, 4.0, 5.0])
         runs = lk.compare({"a": lambda: Loader(clock, next(factors))}, baseline="a", clock=clock, rounds=5)
         row = lk.epoch_time(runs, 10).loc["a"]
@@ -210,12 +205,9 @@ class TestAnEpoch:
         once = lk.compare({"a": lambda: iter(Loader(clock, 4.0, sizes=(8,)))}, baseline="a", clock=clock, rounds=1)
         assert lk.epoch_time(once, 3).loc["a", "epoch_s"] == 12.0
 
-    def test_what_it_needs_is_said(self):
-        frame = lk.compare({"a": lambda: [1]}, baseline="a", rounds=1)
+    def test_of_no_batches_is_refused(self):
         with pytest.raises(ValueError, match="n_batches must be an integer >= 1, got 0"):
-            lk.epoch_time(frame, 0)
-        with pytest.raises(ValueError, match=r"no run of the frame has a start-up and an end: pass a frame from"):
-            lk.epoch_time(frame.assign(shutdown_s=np.nan), 3)
+            lk.epoch_time(lk.compare({"a": lambda: [1]}, baseline="a", rounds=1), 0)
 
 
 def numbers(batches) -> list[list[int]]:
@@ -336,10 +328,6 @@ def batches(n_batches: int):
     return (({"image": one(number)}, number) for number in range(n_batches))
 
 
-def encoded(samples):
-    return Encoding({"ids": default_collate(samples)})
-
-
 class TestReplay:
     @pytest.mark.parametrize(("length", "expected"), [(None, [0, 1, 2]), (7, [0, 1, 2, 0, 1, 2, 0]), (2, [0, 1])])
     def test_gives_the_first_batches_again_and_again(self, length, expected):
@@ -363,35 +351,20 @@ class TestReplay:
         images = [batch["image"] for batch, _ in loader]
         assert [image.device.type for image in images] == ["meta", "meta"]
         assert next(iter(loader))[0]["image"] is images[0]
-        kept = [Encoding({"ids": one(number)}) for number in range(2)]  # their own `to` moves them in place
-        assert [batch["ids"].device.type for batch in lk.ReplayLoader(kept, 2, device="meta")] == ["meta"] * 2
-        assert [batch["ids"].device.type for batch in kept] == ["cpu"] * 2
 
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"n_batches": 3}, "n_batches is 3, but the loader gave only 2 batches"),
-            ({"n_batches": 0}, "n_batches must be an integer >= 1"),
-            ({"n_batches": -1}, "n_batches must be an integer >= 1"),
-            ({"n_batches": 1, "length": 0}, "length must be an integer >= 1"),
-        ],
-    )
-    def test_refuses_more_than_there_is_and_less_than_one(self, options, says):
-        with pytest.raises(ValueError, match=says):
-            lk.ReplayLoader(batches(2), **options)
+    @pytest.mark.parametrize("wrong", [{"n_batches": 0}, {"n_batches": 1, "length": 0}])
+    def test_refuses_less_than_one(self, wrong):
+        with pytest.raises(ValueError, match=f"{[*wrong][-1]} must be an integer >= 1"):
+            lk.ReplayLoader(batches(2), **wrong)
 
-    @pytest.mark.parametrize(
-        ("collate", "tensor"), [(None, lambda batch: batch), (encoded, lambda batch: batch["ids"])], ids=["", "encoded"]
-    )
-    def test_of_workers_holds_no_file_open(self, collate: Callable | None, tensor: Callable):
+    def test_of_workers_holds_no_file_open(self):
         """Each tensor in shared memory does: a thousand of them, and the process can open no more."""
         data = torch.arange(24).view(8, 3)
-        loader = DataLoader(data, 4, num_workers=1, multiprocessing_context="fork", collate_fn=collate)
-        assert all(tensor(batch).is_shared() for batch in loader)
+        loader = DataLoader(data, 4, num_workers=1, multiprocessing_context="fork")
+        assert all(batch.is_shared() for batch in loader)
         replay = list(lk.ReplayLoader(loader, 2))
-        assert {type(batch) for batch in replay} == {Encoding if collate else torch.Tensor}
-        assert not any(tensor(batch).is_shared() for batch in replay)
-        assert torch.equal(torch.cat([tensor(batch) for batch in replay]), data)
+        assert not any(batch.is_shared() for batch in replay)
+        assert torch.equal(torch.cat(replay), data)
 
 
 def test_the_seconds_of_a_stage_add_up_also_after_an_error():

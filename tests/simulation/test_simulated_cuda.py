@@ -40,7 +40,6 @@ def with_a_slice_set(x: torch.Tensor) -> torch.Tensor:
 
 OPERATORS = {
     "elementwise": lambda x: x.mul(2).add_(1).sqrt(),
-    "reduced": lambda x: x.sum(0),
     "views": lambda x: x.view(4, 3).t()[1:].contiguous(),
     "split": lambda x: torch.cat(x.split(2, dim=1)[::-1], dim=1),
     "indexed": lambda x: x[torch.tensor([2, 0], device=x.device)],
@@ -49,20 +48,12 @@ OPERATORS = {
     "a slice set": lambda x: with_a_slice_set(x.clone()),
     "masked": lambda x: x[x > 4],
     "nonzero": lambda x: (x > 4).nonzero(),
-    "matmul": lambda x: x @ x.T,
-    "one_hot": lambda x: nn.functional.one_hot(x.long()[0], 12),
-    "interpolated": lambda x: nn.functional.interpolate(x[None, None], scale_factor=2, mode="bilinear"),
-    "where": lambda x: torch.where(x > 4, x, 0.0),
     "new": lambda x: x.new_zeros(2, 2) + x.new_tensor([1.0, 2.0]),
     "factory": lambda x: torch.arange(12.0, device=x.device).view(3, 4) + x,
     "out": lambda x: torch.add(x, x, out=torch.empty(3, 4, device=x.device)),
-    "dtype": lambda x: x.to(torch.uint8),
     "channels last": lambda x: x.view(1, 3, 2, 2).to(memory_format=torch.channels_last) + 1,
     "float64 scalar": lambda x: x * torch.tensor(2.0, dtype=torch.float64),
-    "sorted": lambda x: x.flip(1).sort(dim=1)[0],
     "several results": lambda x: torch.stack(torch.var_mean(x, dim=1)),
-    "complex": lambda x: torch.view_as_real(torch.fft.fft(x)),
-    "normalised": lambda x: nn.functional.batch_norm(x, None, None, training=True),
     "empty": lambda x: x[:0] + 1,
     "viewed in place": lambda x: (x + 1).unsqueeze_(0).transpose_(1, 2) * 2,
     "colors": lambda x: v2.functional.adjust_hue(x.view(1, 3, 2, 2).to(torch.uint8), 0.2),
@@ -103,15 +94,6 @@ def test_training_gives_the_losses_and_the_weights_of_the_cpu():
         assert simulation.races == []
     assert found == pytest.approx(losses, rel=1e-5)
     torch.testing.assert_close(found_state, state)
-
-
-def test_no_gradient_is_lost_between_host_and_device(slow):
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"carries no gradients .* make the tensor on the device"):
-        x.cuda()
-    on_device = x.detach().cuda().requires_grad_()
-    (on_device**2).sum().backward()
-    assert on_device.grad.tolist() == [2.0, 4.0]
 
 
 def test_random_numbers_are_the_devices_own():
@@ -267,7 +249,7 @@ def test_in_any_program_each_operation_starts_as_soon_as_it_may(program):
 
 
 @pytest.mark.parametrize(("waited_s", "seen"), [(0.0, 0), (10.0, MIB // 4)])
-def test_a_kernel_that_does_not_wait_for_the_copy_is_a_race_also_when_all_went_well(slow, waited_s, seen):
+def test_a_kernel_that_does_not_wait_for_the_copy_is_a_race(slow, waited_s, seen):
     side, source = torch.cuda.Stream(), mib(1.0).pin_memory()
     with torch.cuda.stream(side):
         copied = source.to("cuda", non_blocking=True)
@@ -301,7 +283,7 @@ ORDERS = st.tuples(st.sampled_from(["wait", "host"]), st.integers(1, 3), st.inte
 @example([("use", 1, 0, 8, False), ("use", 2, 0, 8, False), ("use", 2, 0, 8, True)])  # behind a use without an order
 @example([("use", 1, 0, 8, True), ("use", 1, 10, 2, True), ("use", 2, 0, 2, False)])  # behind one of other bytes
 @settings(max_examples=60, deadline=None)
-def test_a_race_is_two_uses_of_the_same_bytes_without_an_order_of_which_one_writes(program):
+def test_a_race_is_two_uses_of_bytes_without_an_order(program):
     """Against sets of what is done before each use: by its stream, by streams that it waits for, and by the host."""
     with lk.simulated_cuda() as simulation:
         x = torch.zeros(20, dtype=torch.uint8, device="cuda")
@@ -344,7 +326,7 @@ def test_a_query_orders_what_follows_only_if_it_says_yes(slow, waited_s, is_done
     assert (slow.races == []) == is_done
 
 
-def test_a_freed_block_goes_to_its_own_streams_next_request_of_about_that_size(slow):
+def test_a_freed_block_goes_to_its_own_streams_next_request(slow):
     side, block = torch.cuda.Stream(), torch.empty(1000, dtype=torch.uint8, device="cuda")
     assert slow.max_reserved_bytes == 1024
     del block
@@ -357,7 +339,7 @@ def test_a_freed_block_goes_to_its_own_streams_next_request_of_about_that_size(s
     assert slow.max_reserved_bytes == 2560
 
 
-def test_record_stream_keeps_a_block_until_the_host_can_see_that_it_is_done(slow):
+def test_record_stream_keeps_a_block_until_the_host_sees_it_done(slow):
     side = torch.cuda.Stream()
 
     def request():
@@ -393,31 +375,16 @@ def test_torch_is_as_before_afterwards():
     assert "to" not in vars(torch.Tensor)
 
 
-def test_what_is_left_of_a_simulation_says_so():
-    with lk.simulated_cuda():
-        x = torch.zeros(3, device="cuda")
-    with pytest.raises(RuntimeError, match=r"no simulated device is active.*move results to the host there"):
-        x + 1
-
-
-def test_one_simulation_at_a_time(slow):
-    with pytest.raises(RuntimeError, match="active already"), lk.simulated_cuda():
-        pass
-
-
 @pytest.mark.parametrize(
-    ("mistake", "error", "said"),
+    ("mistake", "said"),
     [
-        (lambda x: x.to("cuda:1"), RuntimeError, "'cpu' and 'cuda:0', got 'cuda:1'"),
-        (lambda x: torch.zeros(1).to("cuda:1"), RuntimeError, "'cpu' and 'cuda:0', got 'cuda:1'"),
-        (lambda x: x.to("meta"), RuntimeError, "'cpu' and 'cuda:0', got 'meta'"),
-        (lambda x: x + torch.zeros(3), RuntimeError, r"same device.*cuda:0 and cpu"),
-        (lambda x: x.numpy(), TypeError, "can't convert cuda:0"),
-        (lambda x: x.pin_memory(), RuntimeError, "only dense CPU tensors can be pinned"),
+        (lambda x: x.to("cuda:1"), "'cpu' and 'cuda:0', got 'cuda:1'"),
+        (lambda x: x + torch.zeros(3), r"same device.*cuda:0 and cpu"),
+        (lambda x: x.pin_memory(), "only dense CPU tensors can be pinned"),
     ],
 )
-def test_mistakes_that_cuda_refuses_are_refused(slow, mistake, error, said):
-    with pytest.raises(error, match=said):
+def test_mistakes_that_cuda_refuses_are_refused(slow, mistake, said):
+    with pytest.raises(RuntimeError, match=said):
         mistake(torch.zeros(3, device="cuda"))
 
 
@@ -458,15 +425,11 @@ def test_figures_that_cannot_be_are_refused(field, value):
     ("is_pinned", "non_blocking", "ahead", "expected_s"),
     [
         (False, False, False, 4.0),  # staged in 2 s, and copied meanwhile
-        (False, True, False, 4.0),  # the host stages all the same
-        (True, False, False, 3.0),
         (True, True, False, 3.0),  # in the queue of the steps
         (True, True, True, 2.0),
     ],
 )
-def test_a_step_of_two_seconds_and_a_copy_of_one_take_as_long_as_they_do_not_overlap(
-    slow, is_pinned, non_blocking, ahead, expected_s
-):
+def test_a_step_and_a_copy_take_as_long_as_they_do_not_overlap(slow, is_pinned, non_blocking, ahead, expected_s):
     batches = [mib().pin_memory() if is_pinned else mib()] * 5
     sent = (batch.to("cuda", non_blocking=non_blocking) for batch in batches)
     for _ in lk.CUDAPrefetcher(batches, "cuda") if ahead else sent:

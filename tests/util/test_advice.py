@@ -1,10 +1,8 @@
 """Whoever does what a message of these helpers advises gets what it promises: each is followed to its end."""
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -18,7 +16,7 @@ from torchvision.transforms import v2
 import labkit as lk
 from labkit import course
 from labkit.util.arguments import max_file_bytes
-from labkit.util.machine import install_command, labkit_home
+from labkit.util.machine import install_command
 from labkit.util.process import rank_and_world_size
 from tests.image_files import write_pictures
 from tests.paths import REPO
@@ -109,11 +107,9 @@ def test_a_mean_of_bytes_is_divided(photos):
     torch.testing.assert_close(images, expected.float(), atol=1e-5, rtol=0, check_stride=False)
 
 
-@pytest.mark.parametrize("transform", [v2.RandomHorizontalFlip, v2.CenterCrop])
-def test_a_class_is_made_an_object(photos, transform):
-    said = told(lambda: lk.ImageDataset(photos, transform=transform))
-    assert f"make one of it, {transform.__name__}(...)" in said
-    assert lk.ImageDataset(photos, transform=transform(*[16] * (transform is v2.CenterCrop)))[0][0].dtype == torch.uint8
+def test_a_class_is_made_an_object(photos):
+    assert "make one of it, CenterCrop(...)" in told(lambda: lk.ImageDataset(photos, transform=v2.CenterCrop))
+    assert lk.ImageDataset(photos, transform=v2.CenterCrop(16))[0][0].shape == (3, 16, 16)
 
 
 def test_the_limit_of_a_member_takes_megabytes(monkeypatch):
@@ -124,28 +120,6 @@ def test_the_limit_of_a_member_takes_megabytes(monkeypatch):
 
 
 # Folders and processes
-
-
-def test_a_user_without_a_home_sets_labkits_own(tmp_path, monkeypatch):
-    for name in ("LABKIT_HOME", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user id without an entry
-    assert "set LABKIT_HOME to a folder that labkit may fill, or HOME" in told(labkit_home)
-    monkeypatch.undo()
-    for name in ("LABKIT_HOME", "HOME"):
-        monkeypatch.delenv("LABKIT_HOME", raising=False)
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setenv(name, str(tmp_path))
-        assert tmp_path in (labkit_home(), labkit_home().parent.parent)
-
-
-def test_a_home_that_cannot_be_written_to_is_another(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file" / "home"))
-    said = told(lambda: lk.make_photos(course.photo_root("imagenet"), 1, progress=False))
-    assert "set LABKIT_HOME to another folder" in said
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "other"))
-    assert len(lk.FolderStore(lk.make_photos(course.photo_root("imagenet"), 1, progress=False))) == 1
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "1", "WORLD_SIZE": "2"}, {}], ids=["both", "neither"])
@@ -160,27 +134,6 @@ def test_ranks_are_set_as_torchrun_does_or_not_at_all(monkeypatch, variables):
         monkeypatch.setenv(name, value)
     with warnings.catch_warnings(action="error"):
         assert rank_and_world_size() == ((1, 2) if variables else (0, 1))
-
-
-UNGUARDED = """
-import labkit as lk
-{guard}lk.write_shards("photos", "shards", max_bytes=1, num_workers=2, progress=False)
-"""
-
-
-def test_a_script_is_guarded(photos):
-    def run(guard: str):
-        (photos.parent / "make.py").write_text(UNGUARDED.format(guard=guard))
-        environment = {**os.environ, "PYTHONPATH": str(REPO)}
-        return subprocess.run(
-            [sys.executable, "make.py"], cwd=photos.parent, env=environment, capture_output=True, text=True, timeout=120
-        )
-
-    said = run("").stderr
-    assert re.search(r"call this under `if __name__ == ['\"]__main__['\"]:?`", said), said
-    done = run("if __name__ == '__main__': ")
-    assert done.returncode == 0, done.stderr
-    assert len(list(lk.read_shards(photos.parent / "shards"))) == 3
 
 
 def test_a_server_that_does_not_start_says_why_when_it_is_run(photos, tmp_path, monkeypatch):

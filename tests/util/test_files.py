@@ -142,9 +142,7 @@ def test_where_there_is_no_room_the_file_is_named(tmp_path):
         (errno.EIO, None, None),
     ],
 )
-def test_an_error_of_the_file_that_is_written_names_the_one_that_was_wanted(
-    tmp_path, monkeypatch, number, about, named
-):
+def test_an_error_of_writing_names_the_file_that_was_wanted(tmp_path, monkeypatch, number, about, named):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OSError, match="why") as caught, atomic_path(Path("a.bin")) as partial_path:
         raise OSError(number, "why", str(partial_path) if about == "partial" else about)
@@ -293,7 +291,7 @@ def test_a_scratch_folder_is_beside_the_photos_and_goes(tmp_path, monkeypatch, n
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_home_that_cannot_be_written_to_is_an_error_of_labkits_whose_remedy_works(tmp_path, monkeypatch):
+def test_a_home_that_cannot_be_written_to_is_told_and_the_remedy_works(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     calls = {
         "photos": lambda root: lk.make_photos(course.photo_root("imagenet"), 1, progress=False),
@@ -339,7 +337,7 @@ def test_only_its_own_kind_is_removed(tmp_path):
     assert os.listdir(elsewhere) == ["kept"]
 
 
-def test_without_locks_files_are_written_all_the_same_and_nothing_of_others_is_removed(tmp_path, monkeypatch):
+def test_without_locks_files_are_written_and_none_of_others_is_removed(tmp_path, monkeypatch):
     (tmp_path / "labkit-scratch-abcdefgh").mkdir()
     (tmp_path / ".1-0123abcd.partial").touch()
     with monkeypatch.context() as patched:

@@ -1,7 +1,6 @@
 """The machine and this process: usable cores, scales, names of environments, memory, threads, and values made once."""
 
 import copy
-import math
 import os
 import pickle
 import platform
@@ -100,7 +99,7 @@ def test_each_scale_has_photos_of_its_own(monkeypatch, tmp_path, scale, n_photos
         assert course.photo_root(profile) == tmp_path / "photos" / f"{profile}-{number}"
 
 
-def test_the_scale_is_ci_under_pytest_and_an_unknown_one_is_told_the_choices(monkeypatch):
+def test_the_scale_is_ci_under_pytest_and_an_unknown_one_is_refused(monkeypatch):
     monkeypatch.delenv("LABKIT_SCALE", raising=False)
     assert lk.scale().name == "ci"
     monkeypatch.delenv("PYTEST_VERSION")
@@ -172,7 +171,6 @@ def test_a_processor_is_named_by_proc_or_python(monkeypatch, cpuinfo, processor,
     [
         ("Intel(R) Xeon(R) Processor @ 2.10GHz", "", "intel-xeon-7c-cpu-"),
         ("AMD EPYC 9004 96-Core Processor", "NVIDIA H200 NVL 141GB", "amd-epyc-9004-7c-nvidia-h200-nvl-"),
-        ("Intel(TM) Core CPU i7", "", "intel-core-i7-7c-cpu-"),
         ("Weird/CPU (R) @ 3.2 GHz", "", "weird-7c-cpu-"),
     ],
 )
@@ -190,30 +188,7 @@ def test_the_name_of_an_environment_begins_with_the_machine(monkeypatch, cpu, gp
     assert env_id() == found
 
 
-# Each pass frees 36 MB at the end of the heap, in blocks of 12 MB: more than twice the largest block freed before.
-PASSES = """
-import resource, sys
-import numpy
-if sys.argv[1] == "prepared":
-    from labkit.util.process import keep_freed_memory
-    keep_freed_memory()
-bytearray(12_000_000)
-def one_pass():
-    blocks = [bytearray(12_000_000) for _ in range(3)]
-one_pass()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    one_pass()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 5)
-"""
 glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other limits")
-
-
-@glibc_only
-def test_a_prepared_process_does_not_fault_on_memory_that_it_has_freed():
-    for state, least, most in (("new", 5_000, math.inf), ("prepared", 0, 100)):
-        done = subprocess.run([sys.executable, "-c", PASSES, state], capture_output=True, text=True, check=True)
-        assert least <= int(done.stdout) < most
 
 
 # In a process of its own: a fork inherits the heap, and glibc serves a process in which an allocation has once failed
@@ -267,7 +242,7 @@ def pid_and_noise() -> tuple[int, float]:
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 @pytest.mark.parametrize("kind", [Lazy, PerProcess])
-def test_a_value_is_made_once_and_forks_keep_it_unless_each_process_makes_its_own(kind, start_method):
+def test_a_value_is_made_once_and_forks_keep_a_lazy_one(kind, start_method):
     def in_child() -> int:
         return in_children(start_method, value, ())[0]
 

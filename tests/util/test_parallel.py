@@ -119,7 +119,7 @@ def fill_up(folder, number: int) -> int:
 
 
 @each_way()
-def test_a_full_disk_ends_the_work_and_an_error_names_the_file_and_what_is_done(way, tmp_path):
+def test_a_full_disk_ends_the_work_and_names_the_file_and_what_is_done(way, tmp_path):
     told = r"the disk is full \(\d\d: .*\): 10 of 1000 shards are done.* run the same again"
     with pytest.raises(OSError, match=told):
         quiet_map(partial(fill_up, tmp_path), range(1000), unit="shard", **way)
@@ -179,7 +179,7 @@ def test_what_cannot_travel_is_an_error_of_its_item():
 
 
 @pytest.mark.exhaustive
-def test_an_item_that_kills_its_workers_is_named_and_one_whose_worker_died_runs_again(tmp_path):
+def test_an_item_that_kills_workers_is_named_and_others_run_again(tmp_path):
     def deadly(item):
         marker = tmp_path / "died"
         if item == 3 or (item == 40 and not marker.exists()):
@@ -262,7 +262,7 @@ def test_the_bar_starts_where_the_last_run_ended(monkeypatch, capsys):
     ("seconds", "count", "least", "most"),
     [(1.0, 20, 1, 1), (2**-7, 240, 6, 6), (0.0, 40_000, 1000, 1000), (0.0, 40, 2, 7)],
 )
-def test_items_travel_in_chunks_of_a_twentieth_of_a_second_and_few_at_a_time(monkeypatch, seconds, count, least, most):
+def test_items_travel_in_chunks_of_a_twentieth_of_a_second(monkeypatch, seconds, count, least, most):
     """Chunks begin with one item and double; they hold a thousand at most, and never more than a worker's share."""
     now, sizes, in_flight, crowds = [0.0], [], set(), []
 

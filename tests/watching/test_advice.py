@@ -136,7 +136,7 @@ class TestTheWorkItself:
         assert found.why.startswith("75% of the time goes into waiting for ")
         assert ("instead of pil" in found.action) == (notebook == "02_read_image")
 
-    def test_is_no_decoding_of_prepared_pixels_and_a_batch_loader_is_not_advised_again(self, first_photos, tmp_path):
+    def test_is_no_decoding_of_prepared_pixels_nor_a_batch_loader_again(self, first_photos, tmp_path):
         store = lk.FolderStore(first_photos(4))
         pixels = lk.PixelStore.build(store, tmp_path / "pixels", short_side=32, progress=False)
         for loader in DataLoader(Subset(pixels, [0, 1]), num_workers=64), lk.BatchLoader(pixels):

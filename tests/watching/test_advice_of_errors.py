@@ -99,7 +99,7 @@ def test_a_loader_and_a_step_are_as_is_said(mistake, advice, loader, step):
     assert lk.diagnose(loader, step, batches=4, rounds=1, limit_s=5).frame["images_per_s"].gt(0).all()
 
 
-def test_a_training_is_seen_with_the_steps_that_are_named_and_any_iterable_by_diagnose():
+def test_a_training_is_seen_with_the_steps_that_are_named():
     def train(loader, n_steps):
         with lk.watch() as watched:
             for _, _ in zip(range(n_steps), loader, strict=False):
@@ -113,9 +113,8 @@ def test_a_training_is_seen_with_the_steps_that_are_named_and_any_iterable_by_di
     assert lk.diagnose([torch.zeros(2)] * 9, torch.sum, batches=4, rounds=1, limit_s=5).frame is not None
 
 
-@pytest.mark.parametrize("budget", ["waiting=five", "nothing=5%", "waiting"])
-def test_a_budget_is_written_as_is_said(budget):
-    said = told(lambda: parse_budget(budget))
+def test_a_budget_is_written_as_is_said():
+    said = told(lambda: parse_budget("waiting=five"))
     assert parse_budget(said.partition("a budget is like ")[2].partition(",")[0]) == {"waiting": 0.05}
     names = said.partition("one of ")[2].partition(";")[0].split(", ")
     assert set(parse_budget(",".join(f"{name}=0.01" for name in names))) == set(names)

@@ -8,10 +8,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.watching import observe, watched
 from labkit.watching.batches import look_at
 from labkit.watching.findings import SHARES
-from tests.stalling import Clock
 from tests.watching.trained import watched_while
 
 DEAR, CHEAP = ({"compute": 1 - share, "hand-over": share} for share in (0.2, 0.01))
@@ -115,21 +113,18 @@ class TestABatch:
 
 
 class TestPinning:
-    """On a simulated device, by the only clock that there is."""
+    """On a simulated device, by its clock."""
 
     @pytest.fixture(autouse=True)
-    def clock(self, monkeypatch):
-        clock = Clock()
-        with lk.simulated_cuda():
-            for module in (observe, watched):
-                monkeypatch.setattr(module, "time", clock)
+    def device(self):
+        with lk.simulated_cuda() as device:
             torch.zeros(1, device="cuda")
-            yield clock
+            yield device
 
     @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_is_timed_as_a_whole_where_torch_does_it(self, num_workers, monkeypatch, clock):
+    def test_is_timed_as_a_whole_where_torch_does_it(self, num_workers, monkeypatch, device):
         pin = torch.Tensor.pin_memory
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *args: clock.sleep(1.0) or pin(self, *args))
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *args: device.work(1.0) or pin(self, *args))
         data = [[torch.zeros(4), {"y": torch.zeros(2)}, "no tensor"] for _ in range(30)]
         report = report_of(DataLoader(data, 1, collate_fn=first, pin_memory=True, num_workers=num_workers))
         assert (report.batch.n_on_host, report.batch.n_pinned) == (2, 2)

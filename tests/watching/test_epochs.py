@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import labkit as lk
-from labkit.watching import observe, timings
 from labkit.watching.accounts import find_accounts
 from labkit.watching.findings import SHARES
 from labkit.watching.timings import BatchTiming, TimesReader
@@ -29,10 +28,7 @@ class Stopwatch:
     """Moves the only clock that there is, and notes by whom it was moved: an account of its own."""
 
     def __init__(self, monkeypatch):
-        self.clock, self.noted = Clock(), []
-        for module in (observe, timings):
-            monkeypatch.setattr(module, "time", self.clock)
-        monkeypatch.setattr(timings, "run_queue_s", lambda: 0.0)
+        self.clock, self.noted = Clock(monkeypatch), []
 
     def spend(self, cause, seconds):
         self.clock.spend(cause, seconds)
@@ -70,7 +66,7 @@ def made_by(stopwatch, n_samples, fetch_s, prepare_s):
 
 
 class TestEachEpoch:
-    def test_is_what_a_stopwatch_says_while_the_training_goes_on_and_in_its_report(self, stopwatch):
+    def test_is_what_a_stopwatch_says_meanwhile_and_in_the_report(self, stopwatch):
         """A step takes half a second more in each epoch, the data as long in all; with a validation in the middle."""
         training, validation = made_by(stopwatch, 40, 0.3, 0.2), made_by(stopwatch, 5, 1.0, 1.0)
         (_, steps), live, truth = optimizer(), [], []
@@ -156,7 +152,7 @@ class TestEachEpoch:
         assert [sum(each[name] for name in SHARES) for each in every] == pytest.approx([1.0] * 3)
         assert all(0 <= each["ready"] <= (num_workers > 0) for each in every)
 
-    def test_counts_also_if_each_has_a_loader_of_its_own_and_once_if_steps_take_from_two(self):
+    def test_counts_once_whether_it_has_its_own_loader_or_two(self):
         def loader():
             return DataLoader(TensorDataset(torch.zeros(40, 4)), 2)
 

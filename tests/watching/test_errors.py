@@ -39,7 +39,7 @@ class Samples(Dataset):
 
 
 @pytest.mark.parametrize("where", ["loader", "step"])
-def test_an_error_keeps_its_type_and_text_nothing_is_left_and_the_next_use_works(tmp_path, where):
+def test_an_error_keeps_its_type_and_text_and_leaves_nothing_behind(tmp_path, where):
     def check(place):
         if (tmp_path / place).exists():  # workers see a file that comes and goes
             raise Broken(f"the {place} is broken")
@@ -59,7 +59,7 @@ def test_an_error_keeps_its_type_and_text_nothing_is_left_and_the_next_use_works
 
 
 @pytest.mark.exhaustive
-def test_an_error_while_tune_compares_loaders_names_the_loader_keeps_its_cause_and_ends_all_workers():
+def test_an_error_while_tune_compares_loaders_names_the_loader():
     steps = itertools.count(1)
 
     def step(batch):

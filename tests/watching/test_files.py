@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import labkit as lk
-from labkit.watching import timings
 from labkit.watching.accounts import find_accounts
 from labkit.watching.findings import slow_samples
 from labkit.watching.observe import Batch, Epoch, Observer, SeenLoader
@@ -137,9 +136,7 @@ class TestSamples:
     @pytest.mark.parametrize("seeded", [False, True])
     def test_have_the_seconds_that_each_took(self, monkeypatch, num_workers, seeded):
         """By a clock that moves as many seconds as a sample's number, and 100 in the collate function."""
-        clock = Clock()
-        monkeypatch.setattr(timings, "time", clock)
-        monkeypatch.setattr(timings, "run_queue_s", lambda: 0.0)
+        clock = Clock(monkeypatch)
         data = Spends(clock)
         config = lk.LoaderConfig(3, num_workers, start_method="fork" if num_workers else None)
         loader = lk.make_loader(data, config, sampler=range(8), collate_fn=data.collate) if seeded else DataLoader(
@@ -189,14 +186,14 @@ class TestSamples:
                 return super().__getitem__(index)
 
         monkeypatch.setattr("labkit.watching.timings.run_queue_s", lambda: queued_s[0])
-        monkeypatch.setattr("labkit.watching.timings.time.perf_counter", lambda: now_s[0])
+        monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
         with lk.watch() as watched:
             list(DataLoader(Interrupted(), 4))
             found = watched.observer.samples(watched.observer.loaders[0])
         assert found == [(index, 1.0 + index) for index in range(8)]
 
     @pytest.mark.parametrize("wrapped", [False, True])
-    def test_of_a_data_set_that_takes_all_indices_are_not_timed_and_it_gets_a_plain_list(self, wrapped):
+    def test_of_a_data_set_that_takes_all_indices_are_not_timed(self, wrapped):
         class Batches(Named):
             def __getitems__(self, indices):
                 assert type(indices) is list

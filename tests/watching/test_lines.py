@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import albumentations
 import numpy as np
@@ -22,10 +23,10 @@ from torchvision.transforms import v2
 import labkit as lk
 from labkit.watching import timings
 from labkit.watching.findings import lines_table
-from labkit.watching.lines import MAKING, STEP, Line, LineSampler, Stack, line_of, lines_of, read_stacks, short_path
+from labkit.watching.lines import MAKING, STEP, Line, LineSampler, Stack, line_of, lines_of, short_path
 from tests.watching.trained import optimizer, train
 
-SAMPLED = LineSampler()
+SAMPLED, TORCH = LineSampler(), torch.__file__
 
 
 def calls_here(depth=0):
@@ -116,9 +117,7 @@ class TestALine:
         assert not sampled()
 
     @pytest.mark.parametrize("installed", [True, False])
-    def test_is_no_line_of_a_package_that_pip_has_installed_in_a_folder_of_its_own(
-        self, sampled, tmp_path, monkeypatch, installed
-    ):
+    def test_is_no_line_of_a_package_that_pip_has_put_elsewhere(self, sampled, tmp_path, monkeypatch, installed):
         (tmp_path / "tool.py").write_text("def use(call):\n    call()\n")
         if installed:
             (tmp_path / "tool-1.0.dist-info").mkdir()
@@ -147,101 +146,94 @@ class TestALine:
         assert short_path(line.path) == f"datasets{os.sep}a.py"
 
 
-def trainer(path):
-    """A loop in a file, and a step that it calls there: `loop(loader, step)`."""
-    loop = "def loop(loader, step):\n    for batch in loader:\n        call(step, batch)\n"
-    code = f"{loop}def call(step, batch):\n    step(batch)\n"
-    exec(compile(code, path, "exec"), space := {})  # noqa: S102
-    return space["loop"]
+def of_library(code, **names):
+    """A function `f` in a file of torch's, whose lines are none of the script's."""
+    exec(compile(code, TORCH, "exec"), names)  # noqa: S102
+    return names["f"]
+
+
+# Holds a line up until the sampling thread has looked at it.
+until_sampled = of_library(
+    """
+def until_sampled():
+    sampler = timings.line_sampler()
+    for _ in range(2):  # one look may have begun before
+        seen = sampler.cpu_s
+        while sampler.cpu_s == seen:
+            sum(range(1000))
+f = until_sampled
+""",
+    timings=timings,
+)
+
+
+def own_numbers(watched, part=STEP):
+    """Of this file's lines that were seen in a part."""
+    found = lines_of(watched.observer.stacks())
+    return {line.number for line in found if line.path == __file__ and line.part == part}
 
 
 class TestALoop:
-    def test_of_a_trainer_has_the_trainers_lines_and_the_scripts_within_it(self):
-        (model, steps), seen = optimizer(), []
-        sampler = timings.line_sampler()
+    @pytest.fixture
+    def steps(self):
+        return optimizer()[1]
 
+    def test_of_a_trainer_has_the_trainers_lines_and_the_scripts_within_it(self, steps):
         def own_step(batch):
-            steps.zero_grad()
-            model(batch[0]).mean().backward()
             steps.step()
-            look_at_step()  # in the step
+            until_sampled()  # in the step
 
-        def look_at_step():
-            sampler.add(calls_here(1), 1.0, *sampler._now[1:])
-            seen.append(1)
-
-        def step_of_library(batch):
-            steps.step()
-            sampler.add(calls_here(1), 1.0, *sampler._now[1:])
-
-        data = TensorDataset(torch.zeros(40, 4))
-        for step, path, number in ((step_of_library, TORCH, 3), (own_step, __file__, line_with("# in the step"))):
+        loop = of_library("def f(loader, step):\n    for batch in loader:\n        call(step, batch)\n",
+                          call=of_library("def f(step, batch):\n    step(batch)\n"))  # fmt: skip
+        of_torch = of_library("def f(batch):\n    step()\n    look()\n", step=steps.step, look=until_sampled)
+        for step, path, number in ((of_torch, TORCH, 3), (own_step, __file__, line_with("# in the step"))):
             with lk.watch() as watched:
-                trainer(TORCH)(DataLoader(data, 2), step)
+                loop(DataLoader(TensorDataset(torch.zeros(8, 4)), 2), step)
                 found = lines_of(watched.observer.stacks())
-            assert {(line.path, line.number) for line in found if line.part == STEP} >= {(path, number)}
+            assert (path, number) in {(line.path, line.number) for line in found if line.part == STEP}
             assert "pytest" not in str(found), "nothing outside of the loop"
 
-    def test_that_was_left_has_no_more_lines(self):
-        (_, steps), sampler = optimizer(), timings.line_sampler()
-
-        def train(least):
+    def test_that_was_left_has_no_more_lines(self, steps):
+        def train():
             for (batch,) in DataLoader(TensorDataset(torch.arange(8)), 2):
                 steps.step()
-                sampler.add(calls_here(), 1.0, *sampler._now[1:])  # of a loop
-                if batch[0] >= least:
+                until_sampled()  # of a loop
+                if batch[0] >= 4:
                     break
-            sampler.add(calls_here(), 9.0, *sampler._now[1:])  # such as of an evaluation after it
+            until_sampled()  # such as of an evaluation after it
 
         with lk.watch() as watched:
-            train(4)
-            train(4)
-            found = lines_of(watched.observer.stacks())
-        own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
-        assert own.pop(line_with("# of a loop")) == pytest.approx(4, abs=0.9)  # the thread adds its own samples
-        assert sum(own.values()) < 1
+            train()
+            train()
+            own = own_numbers(watched)
+        assert line_with("# of a loop") in own
+        assert line_with("# such as of an evaluation after it") not in own
 
-    def test_has_all_its_steps_whatever_is_seen_between_it_and_the_loader(self):
-        """Such as a progress bar that is drawn, and what a sample sees as a batch is handed over."""
-        (_, steps), sampler = optimizer(), timings.line_sampler()
-        begin = sampler.begin
-
-        def begin_and_look(part):
-            begin(part)
-            if part == STEP:
-                sampler.add(calls_here(), 1.0, *sampler._now[1:])
+    def test_has_all_its_steps_whatever_is_seen_between_it_and_the_loader(self, steps):
+        """Such as a progress bar that is drawn."""
 
         def shown(loader):
             for batch in loader:
                 yield batch
-                sampler.add(calls_here(), 1.0, *sampler._now[1:])  # the bar
+                until_sampled()  # the bar
 
-        sampler.begin = begin_and_look
-        try:
-            with lk.watch() as watched:
-                for _ in shown(DataLoader(TensorDataset(torch.zeros(8, 4)), 2)):
-                    steps.step()
-                    sampler.add(calls_here(), 1.0, *sampler._now[1:])  # the loop
-                found = lines_of(watched.observer.stacks())
-        finally:
-            del sampler.begin
-        own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
-        assert own[line_with("# the loop")] == pytest.approx(4, abs=0.9)
-        assert own[line_with("# the bar")] == pytest.approx(4, abs=0.9)
+        with lk.watch() as watched:
+            for _ in shown(DataLoader(TensorDataset(torch.zeros(8, 4)), 2)):
+                steps.step()
+                until_sampled()  # the loop
+            assert {line_with("# the loop"), line_with("# the bar")} <= own_numbers(watched)
 
-    def test_over_a_loader_that_does_not_train_is_in_no_line(self):
-        (_, steps), sampler = optimizer(), timings.line_sampler()
+    def test_over_a_loader_that_does_not_train_is_in_no_line(self, steps):
         data = TensorDataset(torch.zeros(8, 4))
         with lk.watch() as watched:
             for _ in DataLoader(data, 2):
                 steps.step()
-                sampler.add(calls_here(), 1.0, *sampler._now[1:])  # trains
+                until_sampled()  # trains
             for _ in DataLoader(data, 2):
-                sampler.add(calls_here(), 9.0, *sampler._now[1:])
-            found = lines_of(watched.observer.stacks())
-        own = {line.number: seconds for line, seconds in found.items() if line.path == __file__}
-        assert own.pop(line_with("# trains")) >= 4
-        assert sum(own.values()) < 9  # the thread adds its own samples
+                until_sampled()  # does not
+            own = own_numbers(watched)
+        assert line_with("# trains") in own
+        assert line_with("# does not") not in own
 
 
 def look_within_pillow(result=None):
@@ -251,11 +243,8 @@ def look_within_pillow(result=None):
     return space["inner"]
 
 
-TORCH = torch.__file__
-
-
 class TestAStack:
-    def test_counts_for_the_scripts_innermost_line_by_the_public_function_that_it_calls(self):
+    def test_counts_for_the_scripts_innermost_line_by_what_that_calls(self):
         own, wrapper = ("train", __file__, 3), ("Optimizer.profile_hook_step.<locals>.wrapper", TORCH, 1)
         assert line_of(Stack(STEP, (own, wrapper, ("Adam.step", TORCH, 2)))) == Line(STEP, "step", __file__, 3)
         assert line_of(Stack(STEP, (own, wrapper))).what == "train"
@@ -294,61 +283,42 @@ class TestAStack:
         assert sum(sampled().values()) == 9
 
 
-class Until:
-    """Holds a line up until it has been sampled."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def seen(self, number):
-        return any(line.number == number and line.path == __file__ for line in lines_of(dict(self.sampler()._now[-1])))
-
-
-def collate_until_seen(samples):
-    number = line_with("# collate")
-    while not UNTIL.seen(number):
-        sum(range(1000))  # collate
+def collate_until_sampled(samples):
+    until_sampled()  # collate
     return torch.stack([sample for (sample,) in samples])
-
-
-UNTIL = Until(timings.line_sampler)
 
 
 class Photos(Dataset):
     def __len__(self):
-        return 8
+        return 10_000
 
     def __getitem__(self, index):
-        for _ in range(1000):
-            if os.path.exists(timings.line_sampler()._path):
-                break
-            sum(range(10**6))  # worker
+        sum(range(10**5))  # worker
         return torch.zeros(4)
 
 
 class TestASampler:
     def test_finds_slow_lines_of_collate_and_step_in_the_training_process(self):
-        (model, steps), usual_s, number = optimizer(), sys.getswitchinterval(), line_with("# step")
+        (_, steps), usual_s = optimizer(), sys.getswitchinterval()
         with lk.watch() as watched:
-            for batch in DataLoader(TensorDataset(torch.zeros(20, 4)), 2, collate_fn=collate_until_seen):
-                model(batch).mean().backward()
+            for _ in DataLoader(TensorDataset(torch.zeros(20, 4)), 2, collate_fn=collate_until_sampled):
                 steps.step()
-                while not UNTIL.seen(number):
-                    sum(range(1000))  # step
-            found = lines_of(watched.observer.stacks())
+                until_sampled()  # step
+            assert line_with("# collate") in own_numbers(watched, MAKING)
+            assert line_with("# step") in own_numbers(watched)
             assert sys.getswitchinterval() == usual_s
-        [collate] = [line for line in found if line.number == line_with("# collate")]
-        [step] = [line for line in found if line.number == line_with("# step")]
-        assert (collate.part, collate.what) == (MAKING, "collate_until_seen")
-        assert (step.part, step.what) == (STEP, inspect.currentframe().f_code.co_name)
         assert not timings.line_sampler().runs
 
     @pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.exhaustive)])
-    def test_finds_those_of_workers(self, start_method):
+    def test_finds_those_of_workers_without_what_a_killed_one_left(self, start_method):
         with lk.watch() as watched:
-            list(DataLoader(Photos(), 2, num_workers=1, multiprocessing_context=start_method))
-            found = lines_of(watched.observer.stacks())
-        assert ("__getitem__", line_with("# worker")) in {(line.what, line.number) for line in found}
+            for _ in DataLoader(Photos(), 2, num_workers=1, multiprocessing_context=start_method):
+                if line_with("# worker") in own_numbers(watched, MAKING):
+                    break
+            [written] = Path(watched.observer.loaders[0].folder).glob("*.lines")
+            with open(written, "a") as file:
+                file.write('[["making a ba')
+            assert line_with("# worker") in own_numbers(watched, MAKING)
 
     def test_counts_all_times_at_which_a_sample_was_due(self, monkeypatch):
         """A clock that a C call holds up for a second now and then."""
@@ -360,8 +330,8 @@ class TestASampler:
                 sampler.stop()
 
         added = []
-        monkeypatch.setattr("labkit.watching.lines.time.sleep", sleep)
-        monkeypatch.setattr("labkit.watching.lines.time.perf_counter", lambda: clock[0])
+        monkeypatch.setattr("time.sleep", sleep)
+        monkeypatch.setattr("time.perf_counter", lambda: clock[0])
         sampler.add = lambda frame, seconds, *of: added.append(seconds)
         sampler._thread = os.getpid(), threading.current_thread()
         sampler.begin(STEP)
@@ -392,18 +362,6 @@ class TestASampler:
         with sampler._lock:  # as another thread may hold it, which a fork does not have
             sampler.forked()
         assert sys.getswitchinterval() == pytest.approx(usual_s)
-
-    def test_writes_what_is_read_without_what_a_killed_worker_left(self, tmp_path):
-        for worker, seconds in enumerate((1.0, 2.0)):
-            sampler = LineSampler(str(tmp_path / f"{worker}.lines"))
-            for _ in range(2):
-                sampler.add(calls_here(), seconds, MAKING)  # this
-                sampler._flush()
-        assert (tmp_path / "0.lines").read_text().count("test_writes_what") == 1, "a stack is written once"
-        with open(tmp_path / "0.lines", "a") as file:
-            file.write('[["making a ba')
-        name = inspect.currentframe().f_code.co_name
-        assert lines_of(read_stacks(str(tmp_path))) == {Line(MAKING, name, __file__, line_with("# this")): 6.0}
 
 
 def first_work(batch):

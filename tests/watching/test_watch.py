@@ -177,7 +177,7 @@ class TestLoaders:
         assert "These figures are of" not in repr(watched.report())
 
     @pytest.mark.parametrize("is_late", [False, True])
-    def test_between_which_no_optimizer_of_torch_steps_are_told_from_a_validation(self, is_late):
+    def test_without_an_optimizer_of_torch_are_told_from_a_validation(self, is_late):
         model, steps = optimizer()
         loader, validation = numbers(40, batch_size=2), numbers(120, batch_size=2)
         with lk.watch() as watched:
@@ -259,23 +259,23 @@ class TestTheReport:
         )
 
     @pytest.mark.parametrize(
-        ("interval", "is_bound", "words", "title"),
+        ("interval", "is_bound", "words"),
         [
-            ((1.5, 2.5), True, "at least 1.50x as fast (as it was seen, 2.00x [1.50, 2.50])", "at least 1.50x"),
-            ((0.5, 9.0), True, "at least 1.00x as fast (as it was seen, 2.00x [0.50, 9.00])", "at least 1.00x"),
-            ((math.nan, math.nan), True, "at least 2.00x as fast", "at least 2.00x"),
-            ((1.5, 2.5), False, "2.00x [1.50, 2.50] as fast", "2.00x"),
-            ((math.nan, math.nan), False, "2.00x as fast", "2.00x"),
+            ((1.5, 2.5), True, "at least 1.50x as fast (as it was seen, 2.00x [1.50, 2.50])"),
+            ((0.5, 9.0), True, "at least 1.00x as fast (as it was seen, 2.00x [0.50, 9.00])"),
+            ((math.nan, math.nan), True, "at least 2.00x as fast"),
+            ((1.5, 2.5), False, "2.00x [1.50, 2.50] as fast"),
+            ((math.nan, math.nan), False, "2.00x as fast"),
         ],
     )
-    def test_says_at_least_with_the_lower_end_of_the_interval(self, report, interval, is_bound, words, title):
+    def test_says_at_least_with_the_lower_end_of_the_interval(self, report, interval, is_bound, words):
         assert report.is_bound  # nothing was replayed
         assert report.sentences[1].startswith("Were data free, it would be at least ")
         low, high = interval
         unknown = {"cpu_share": None, "gpu_utilization": None}
         found = replace(report, ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound, **unknown)
         assert found.sentences[1] == f"Were data free, it would be {words}."
-        assert f"ceiling: {title}" in drawing(found._repr_html_()).itertext()
+        assert words.partition("x")[0] in "".join(drawing(found._repr_html_()).itertext())
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
         assert "Should bring" in repr(replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5))
@@ -293,7 +293,7 @@ class TestTheReport:
             shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
             assert replace(report, shares=shares).sentences[0].startswith(begin)
 
-    def test_writes_milliseconds_without_exponents_and_what_is_not_known_as_a_dash(self, report, capfd):
+    def test_writes_milliseconds_without_exponents_and_unknown_ones_as_dashes(self, report, capfd):
         loaders = [{**report.tables["loaders"][0], "wait_ms": 1234.5, "storage_ms": 0.1234, "ready": float("nan")}]
         Terminal().show(replace(report, tables=report.tables | {"loaders": loaders}))
         header, row = capfd.readouterr().err.splitlines()[-2:]
@@ -358,7 +358,7 @@ class TestTheDevice:
         assert (times.idle_s, times.copy_s, times.busy) == ([], [], [])
 
     @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_whose_simulated_clock_nothing_moves_is_reported_with_shares_of_real_time(self, num_workers):
+    def test_whose_simulated_clock_stands_still_has_shares_of_real_time(self, num_workers):
         """They were divided by the seconds of that clock: a ZeroDivisionError."""
         with lk.simulated_cuda():
             torch.zeros(1, device="cuda")
@@ -549,10 +549,12 @@ class TestRanks:
     @pytest.mark.parametrize(
         "ranks",
         [
-            {"LOCAL_WORLD_SIZE": "2"}, {"LOCAL_WORLD_SIZE": ""}, {**FIRST, "LOCAL_WORLD_SIZE": "0"},
-            {"LOCAL_WORLD_SIZE": "-1", "RANK": "-1", "LOCAL_RANK": "-1"}, {**FIRST, "RANK": "-1", "LOCAL_RANK": "-1"},
+            {"LOCAL_WORLD_SIZE": "2"},
+            {"LOCAL_WORLD_SIZE": ""},
+            {**FIRST, "LOCAL_WORLD_SIZE": "0"},
+            {**FIRST, "RANK": "-1", "LOCAL_RANK": "-1"},
         ],
-    )  # fmt: skip
+    )
     def test_of_another_program_are_none(self, report, folders, ranks):
         """Left over in the environment, or empty: nobody is waited for, and nobody else reports."""
         assert combine_ranks(report, ranks) is report
