@@ -79,7 +79,7 @@ class TestRecording:
     @example("a, b", "a/b")
     @example("\xe9", "\xfc")
     @example("x" * 300, "x" * 299)
-    @example("../up", ".hidden")
+    @example(".hidden", "../up")
     @example("a\udcff", "a\udcfe")
     def test_each_experiment_has_a_file_name_of_its_own(self, one, other):
         stem = recording.file_stem(one)
