@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import urllib3
 
 import labkit as lk
@@ -117,6 +118,8 @@ OTHERS = {
     "a sampler": (lambda value: loader(sampler=value), [5, "abc", lk.FolderStore]),
     "a batch sampler": (lambda value: loader(batch_sampler=value), [5, "abc", [1, 2]]),
     "a sampler of a BatchLoader": (lambda value: batch(sampler=value), [5, "abc", ["a.jpg"], [10**6], [(0, 224)]]),
+    "a mean": (lambda value: batch(dtype=torch.float32, mean=value, std=(1, 1, 1)), [(124, 116, 104)]),
+    "a recipe's mean": (lambda value: Recipe(mean=value, std=(1, 1, 1)), [(124, 116, 104)]),
     "a range": (lambda value: batch(scale=value), [(0.5, 0.1)]),
     "a size": (lambda value: batch(batch_size=value), [True]),
     "a budget": (lambda value: lk.compare({"a": lambda: [1]}, baseline="a", budget_s=value), [float("nan")]),
