@@ -1,7 +1,6 @@
 """Each loader of the comparison does the work; and what the native ones among them do with odd photos."""
 
 import functools
-import random
 import shutil
 import subprocess
 import sys
@@ -13,10 +12,8 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from torchvision.transforms import v2
 
 from labkit.course import PEERS
-from labkit.peers.adapters import spdl
 from labkit.peers.adapters.own import DATALOADER, NAIVE, OWN
 from labkit.peers.check import check_peer
 from labkit.peers.peer import CLASSES, PROFILES, RAW_PIXELS, Work, missing_modules
@@ -46,11 +43,8 @@ def checked(tmp_path_factory) -> Work:
     return Work(folder, folder, num_workers=2)
 
 
-OTHER_PHOTOS = {*PROFILES, "jpeg256-uint8", "camera-uint8"}  # the check makes its own
-IN_EVERY_RUN = {
-    "torchvision v2", "timm", "Albumentations", "torchdata StatefulDataLoader", "DALI", "FFCV jpg", "WebDataset",
-    "Hugging Face datasets",
-}  # fmt: skip
+CHECKED_CLASSES = [name for name in CLASSES if name not in {*PROFILES, "jpeg256-uint8", "camera-uint8"}]
+OWN_ROWS = [NAIVE, DATALOADER, *OWN]
 IN_THIS_PROCESS = [
     "torchvision v1", "torchvision v2", "Albumentations", "torchdata StatefulDataLoader", "WebDataset",
     "Hugging Face datasets",
@@ -61,12 +55,7 @@ IN_THIS_PROCESS = [
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize(
     ("name", "class_name"),
-    [
-        pytest.param(name, of, marks=() if name in IN_EVERY_RUN and of == "jpeg-uint8" else pytest.mark.exhaustive)
-        for name, peer in PEERS.items()
-        for of in CLASSES
-        if of not in OTHER_PHOTOS and CLASSES[of].admits(peer)
-    ],
+    [(name, of) for name, peer in PEERS.items() for of in CHECKED_CLASSES if CLASSES[of].admits(peer)],
 )
 def test_each_adapter_does_the_work(name, class_name, checked):
     peer = peer_called(name)
@@ -80,13 +69,12 @@ def test_each_adapter_does_the_work(name, class_name, checked):
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("loaders_end")
-@pytest.mark.parametrize(("number", "class_name"), [
-    *enumerate([*["jpeg-float32", "jpeg-uint8"] * 2, "jpeg-uint8", "raw-uint8", "raw-float32"]),
-    *(pytest.param(number, name, marks=pytest.mark.exhaustive) for number, peer in enumerate([NAIVE, DATALOADER, *OWN])
-      for name in CLASSES if name not in OTHER_PHOTOS and CLASSES[name].admits(peer)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "class_name"),
+    [(number, of) for number, peer in enumerate(OWN_ROWS) for of in CHECKED_CLASSES if CLASSES[of].admits(peer)],
+)
 def test_each_own_row_does_the_work(number, class_name, checked):
-    peer = [NAIVE, DATALOADER, *OWN][number]
+    peer = OWN_ROWS[number]
     found = check_peer(peer, replace(checked, dtype=CLASSES[class_name].dtype))
     assert found["images"] == 140
     assert 0.33 < found["area"] < 0.53
@@ -207,21 +195,3 @@ def test_each_names_torchvision_as_its_decoder_if_it_decodes_with_it(name, work,
     monkeypatch.setattr("torchvision.io.decode_image", counted)
     assert sum(len(images) for images, _ in peer.loader(replace(work, num_workers=0))) == 10
     assert (len(decoded) == 10) == (peer.decoder == "torchvision")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (100, 1000), (1000, 100), (1, 1)])
-def test_spdl_draws_torchvisions_crops(height, width):
-    """By its function for that, since SPDL is not installed where this is tested most."""
-    draw, crop = random.Random(0), v2.RandomResizedCrop(224)  # torchvision's defaults are the work's
-    ours = np.array([spdl._draw_crop(height, width, draw) for _ in range(4000)])
-    top, left, own_height, own_width = ours.T
-    assert ((top >= 0) & (left >= 0) & (top + own_height <= height) & (left + own_width <= width)).all()
-    torch.manual_seed(0)
-    image = torch.zeros(1, height, width)
-    theirs = np.array([[crop.make_params([image])[name] for name in ("top", "left", "height", "width")] for _ in ours])
-    for own, their in zip(ours.T, theirs.T, strict=True):
-        spread = max(own.std(), their.std(), 1e-9)
-        assert abs(own.mean() - their.mean()) < 0.1 * spread + 1e-9
-        assert abs(own.std() - their.std()) < 0.1 * spread + 1e-9
-        assert abs(np.quantile(own, [0.1, 0.5, 0.9]) - np.quantile(their, [0.1, 0.5, 0.9])).max() <= 0.2 * spread + 1
