@@ -100,7 +100,7 @@ OTHERS = {
     "a frame to conclude": (lambda value: lk.conclude(value), ["runs.csv"]),
     "a frame to plot": (lambda value: lk.plot_speedup(value), ["runs.csv"]),
     "stages to plot": (lambda value: lk.plot_stalls(value), ["runs.csv"]),
-    "variants": (lambda value: lk.compare(value, baseline="a"), [[1]]),
+    "variants": (lambda value: lk.compare(value, baseline="a"), [[1], {}]),
     "an iterable": (lambda value: list(lk.with_step(value, print)), [5]),
     "a whole pass": (lambda value: list(lk.whole_pass(value)), [5]),
     "items": (lambda value: lk.map_items(str, value, progress=False), [5]),

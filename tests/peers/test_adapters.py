@@ -1,6 +1,7 @@
 """Each loader of the comparison does the work; and what the native ones among them do with odd photos."""
 
 import functools
+import random
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from torchvision.transforms import v2
 
 from labkit.course import PEERS
+from labkit.peers.adapters import spdl
 from labkit.peers.adapters.own import DATALOADER, NAIVE, OWN
 from labkit.peers.check import check_peer
 from labkit.peers.peer import CLASSES, PROFILES, RAW_PIXELS, Work, missing_modules
@@ -195,3 +198,21 @@ def test_each_names_torchvision_as_its_decoder_if_it_decodes_with_it(name, work,
     monkeypatch.setattr("torchvision.io.decode_image", counted)
     assert sum(len(images) for images, _ in peer.loader(replace(work, num_workers=0))) == 10
     assert (len(decoded) == 10) == (peer.decoder == "torchvision")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (100, 1000), (1000, 100), (1, 1)])
+def test_spdl_draws_torchvisions_crops(height, width):
+    """By its function for that, since SPDL is not installed where this is tested most."""
+    draw, crop = random.Random(0), v2.RandomResizedCrop(224)  # torchvision's defaults are the work's
+    ours = np.array([spdl._draw_crop(height, width, draw) for _ in range(4000)])
+    top, left, own_height, own_width = ours.T
+    assert ((top >= 0) & (left >= 0) & (top + own_height <= height) & (left + own_width <= width)).all()
+    torch.manual_seed(0)
+    image = torch.zeros(1, height, width)
+    theirs = np.array([[crop.make_params([image])[name] for name in ("top", "left", "height", "width")] for _ in ours])
+    for own, their in zip(ours.T, theirs.T, strict=True):
+        spread = max(own.std(), their.std(), 1e-9)
+        assert abs(own.mean() - their.mean()) < 0.1 * spread + 1e-9
+        assert abs(own.std() - their.std()) < 0.1 * spread + 1e-9
+        assert abs(np.quantile(own, [0.1, 0.5, 0.9]) - np.quantile(their, [0.1, 0.5, 0.9])).max() <= 0.2 * spread + 1

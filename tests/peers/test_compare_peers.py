@@ -46,6 +46,7 @@ from labkit.peers.check import picture_key
 from labkit.peers.host import Host
 from labkit.peers.peer import CLASSES, FLOAT32, JPEG_FILES, JPEG_PACKED, PROFILES, RAW_PIXELS, SCALED, Work
 from labkit.peers.ranking import leaders, left_out, peer_table
+from labkit.peers.registry import make_work
 from labkit.peers.run import PeerRun
 from tests.timing import leave_memory_out
 
@@ -286,6 +287,16 @@ def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_pa
     done = CliRunner().invoke(app, ["peers", "--only", "timm", "--rounds", "2"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
     assert "breaks at check, which all others are compared with, does not run: broke at check" in done.output
+
+
+def test_batches_are_of_64_and_epochs_of_several(monkeypatch, answering):
+    monkeypatch.setenv("LABKIT_SCALE", "laptop")
+    monkeypatch.setattr(photos, "repeat_photos", lambda photos, root, n_names: root)
+    works = {name: make_work(peer_class=name) for name in ("jpeg-uint8", "raw-float32", "camera-uint8")}
+    assert {(work.batch_size, work.min_steady_s) for work in works.values()} == {(64, 1.0)}
+    assert [work.dtype for work in works.values()] == ["uint8", "float32", "uint8"]
+    assert works["jpeg-uint8"].scratch == works["raw-float32"].scratch  # formats are built once for both
+    assert works["camera-uint8"].root.name == "camera-128-x3"
 
 
 def crashes_in_the_third_epoch(work, epochs=iter((1, 2, 3))):  # noqa: B008 - of all calls together
