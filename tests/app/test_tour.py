@@ -99,7 +99,7 @@ SEES_THE_PAGE = "print((pathlib.Path(os.environ['LABKIT_RESULTS']).parent / 'ind
 
 
 @pytest.mark.exhaustive
-def test_a_tour_records_keeps_going_says_what_failed_and_leaves_the_environment_alone(lab, write_notebook, monkeypatch):
+def test_a_tour_records_goes_on_after_a_failure_and_says_so(lab, write_notebook, monkeypatch):
     write_notebook("13_works", WORKS, SEES_THE_PAGE, "print('scale', lk.scale().name)")
     monkeypatch.delenv("LABKIT_RESULTS", raising=False)
     monkeypatch.setenv("LABKIT_SCALE", "ci")

@@ -117,7 +117,7 @@ def normalised(image, mean=MEAN, std=STD):
 
 
 @pytest.mark.exhaustive
-def test_who_does_the_work_passes_and_only_who_says_so_may_drop_a_short_batch(work):
+def test_who_does_the_work_passes_and_may_drop_a_batch_if_it_says_so(work):
     peer = fake(spoil=lambda samples: samples[:64])
     with pytest.raises(PeerError, match="never came"):
         check_peer(peer, work)

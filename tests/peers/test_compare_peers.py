@@ -151,7 +151,7 @@ def test_an_epoch_of_few_batches_counts_as_a_whole(read_once):
     assert found["cpu_s"] == 3.0
 
 
-def test_a_queue_that_was_full_asks_for_no_endless_epochs_and_no_batches_for_none(read):
+def test_a_queue_that_was_full_asks_for_no_endless_epochs(read):
     assert read([1.0] + 15 * [1e-9])[1] == 2
     assert read([1.0] + 15 * [1e-9])[1] == 4
     assert read([])[0].n_images == 0
@@ -196,7 +196,7 @@ def raises_in_stages(work):
     yield
 
 
-def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
+def test_a_hosted_epoch_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Host(fake(loader=counts), work, timeout_s=60) as host:
         assert list(host) == [3, 11]  # the first run reads two epochs
@@ -255,7 +255,7 @@ def answering(monkeypatch, tmp_path):
     return partial(compare_peers, peer_class="jpeg-uint8", n_photos=6, rounds=2, progress=False)
 
 
-def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on(answering):
+def test_who_cannot_take_part_is_told_and_the_rest_go_on(answering):
     fakes = [
         fake("right"), fake("absent", modules=("no_such_module_here",)), fake("breaks at prepare"),
         fake("breaks at check"), fake("breaks at start"), fake("floats", dtypes=(FLOAT32,)),
@@ -381,7 +381,7 @@ def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_pat
     assert floats["of_limit"].to_dict() == pytest.approx(shares)
 
 
-def test_the_fastest_of_each_class_is_compared_with_the_next_in_paired_rounds(frame):
+def test_the_fastest_of_each_class_is_compared_with_the_next(frame):
     frame.loc[frame["variant"] == "between", "antialias"] = False
     assert leaders(frame) == {
         "JPEG decoded at full size, antialiased": "ours is 3.00 [3.00, 3.00] times as fast as slow",
@@ -405,7 +405,7 @@ def test_the_plot_has_every_loader_and_the_ratio_to_a_dataloader(frame):
 # --- what notebook 13 has stored
 
 
-def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_today():
+def test_the_stored_runs_are_of_one_machine_and_of_todays_loaders():
     stored = stored_runs()
     assert stored["env_id"].nunique() == 1
     described = {peer.name: peer for peer in (*PEERS.values(), *OWN, *LIMITS, NAIVE, DATALOADER)}

@@ -44,7 +44,7 @@ def mixed(tmp_path) -> Path:
     return root
 
 
-def test_a_sample_is_of_the_jpegs_that_all_loaders_read_and_says_what_was_left_out(mixed, tmp_path):
+def test_a_sample_is_of_the_jpegs_that_all_read_and_says_what_is_left_out(mixed, tmp_path):
     own = sample_photos(mixed, tmp_path / "all", 1e9)
     assert own.files == {".jpg": 34, ".jpeg": 10, ".png": 10, ".jpe": 1, "other": 1}
     assert own.left_out == {"CMYK": 1, "PNG inside": 1, "damaged": 2}
@@ -73,7 +73,7 @@ def test_a_disk_without_links_and_a_link_to_the_folder(mixed, tmp_path, monkeypa
     assert 41 < own.n_names * sum(own.n_bytes) / 41 <= 3 * 41 * 1500
 
 
-def test_the_time_of_a_run_sets_how_many_and_the_same_folder_gives_the_same(mixed, tmp_path, monkeypatch):
+def test_the_time_of_a_run_sets_how_many_photos_are_drawn(mixed, tmp_path, monkeypatch):
     monkeypatch.setattr("labkit.peers.photos.usable_cores", lambda: 2)
     taken = []
     for number, run_s in enumerate([0.0, 0.0, 0.03]):  # 16 are the fewest
