@@ -109,11 +109,10 @@ def make_sources(root: Path) -> Path:
 
 @dataclass
 class Known:
-    """An undisturbed run of a command: its files, how many changes of files it made, its seconds and file sizes."""
+    """An undisturbed run of a command: its files, how many changes of files it made, and their sizes."""
 
     tree: Tree
     changes: int
-    seconds: float
     sizes: list[int]
 
 
@@ -160,36 +159,28 @@ def undisturbed(place: Place, command: Command) -> Known:
     """Run a command without a fault, once; later calls return the same."""
     if command.name not in place.known:
         place.make()
-        log, start = place.root / "changes.log", time.monotonic()
+        log = place.root / "changes.log"
         log.write_text("")
         code, said, wrong = run(place, command, {"at": 0, "log": str(log)})
         if code != 0 or wrong:
             raise RuntimeError(f"{command.name} undisturbed: exit {code}, {wrong}, {said}")
-        tree, seconds = read_tree(place.work), time.monotonic() - start
+        tree = read_tree(place.work)
         sizes = [len(data) for path, data in tree.items() if data is not None and path.startswith("out/")]
         changes = max(Counter(log.read_text().split()).values(), default=0)  # each process counts its own
-        place.known[command.name] = Known(tree, changes, seconds, sizes)
+        place.known[command.name] = Known(tree, changes, sizes)
     return place.known[command.name]
 
 
 def run(
     place: Place, command: Command, trap: dict | None = None, *, prepare: Callable[[], None] | None = None,
-    delayed: tuple[float, Callable[[int], None]] | None = None, others: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
 ) -> tuple[int | None, str, list[str]]:  # fmt: skip
-    """Run a command; returns its exit status, None if it hangs, its stderr, and violations by what it leaves behind.
-
-    delayed: seconds after which to call a function with its process id.
-    """
+    """Run a command; returns its exit status, None if it hangs, its stderr, and violations by what it leaves behind."""
     with open(place.root / "said", "w+b") as said:
         child = subprocess.Popen(
             command.line, cwd=place.work, env=place.environment(trap), start_new_session=True, preexec_fn=prepare,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
         )  # fmt: skip
-        if delayed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(delayed[0])
-            if child.poll() is None:
-                delayed[1](child.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_LIMIT_S)
         code = child.poll()
@@ -206,13 +197,10 @@ def disturb(place: Place, draw: random.Random, command: Command, fault: str) -> 
     place.make()
     out, trap, options, moment = place.work / "out", None, {}, "start"
     number, to = SIGNALS.get(fault, (0, ""))
-    if fault == "worker SIGKILL" or (number and known.changes and draw.random() < 0.6):
+    if number:
         is_worker = fault == "worker SIGKILL"  # the first to get there; each makes few changes
         at = draw.randint(1, 3 if is_worker else known.changes)
         trap, moment = {"at": at, "workers": is_worker, "signal": int(number), "to": to}, f"change {at}"
-    elif number:
-        send, seconds = os.killpg if to == "group" else os.kill, draw.uniform(0, 1.05 * known.seconds)
-        options["delayed"], moment = (seconds, lambda pid: send(pid, number)), f"{seconds:.3f} s"
     elif fault == "file-size limit":
         n_bytes = draw.randint(0, max(known.sizes) - 1)
         options["prepare"], moment = limit_files(n_bytes), f"{n_bytes} bytes"
