@@ -32,7 +32,7 @@ def test_what_a_run_leaves_is_named_and_fails_it(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     environment = {
         **os.environ, "HOME": str(user), "LABKIT_HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": str(REPO),
-        "PYTEST_DEBUG_TEMPROOT": str(temporary),
+        "PYTEST_DEBUG_TEMPROOT": str(temporary), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-p", "tests.outside", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
