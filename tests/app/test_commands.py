@@ -62,10 +62,17 @@ def test_what_needs_no_library_starts_without_them():
     assert "tour" in said
 
 
-def test_a_name_of_no_notebook_is_told_with_those_there_are(lab):
-    result = run("tour", "--only", "77")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tour", "--only", "77"], "no notebook begins with '77': there are 10_works, 11_fails, 12_noisy"),
+        (["convert", "x.tar", "y", "--short-side", "8"], "pass --to tiles with them"),
+    ],
+)
+def test_mistakes_are_told_with_what_is_accepted(lab, arguments, message):
+    result = run(*arguments)
     assert result.exit_code == 2
-    assert "no notebook begins with '77': there are 10_works, 11_fails, 12_noisy" in result.output
+    assert message in result.output
 
 
 def test_list_shows_each_notebooks_minutes_and_question(lab):
