@@ -289,6 +289,11 @@ def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_pa
     assert "breaks at check, which all others are compared with, does not run: broke at check" in done.output
 
 
+def test_a_number_of_photos_is_one_or_more():
+    with pytest.raises(ValueError, match="n_photos must be an integer >= 1, got 0"):
+        compare_peers(n_photos=0)
+
+
 def test_batches_are_of_64_and_epochs_of_several(monkeypatch, answering):
     monkeypatch.setenv("LABKIT_SCALE", "laptop")
     monkeypatch.setattr(photos, "repeat_photos", lambda photos, root, n_names: root)
