@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from collections import defaultdict
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -104,10 +103,9 @@ def _is_exhaustive(item: pytest.Item) -> bool:
     )
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before -m selects
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """Mark the exhaustive tier, skip what cannot run here, and keep each notebook's cells in order."""
-    before = {item: number for number, item in enumerate(items)}
+    """Mark the exhaustive tier, and skip what cannot run here."""
     for item in items:
         if _is_exhaustive(item):
             item.add_marker("exhaustive")
@@ -116,20 +114,6 @@ def pytest_collection_modifyitems(items):
         if item.path.name == "08_shard_formats.ipynb" and not find_spec("s3fs"):
             remedy = 's3fs is not installed: python -m pip install -e ".[s3]"'
             item.add_marker(pytest.mark.skip(reason=remedy))
-    result = yield  # a plugin may shuffle them
-    _sort_cells(items, before)
-    return result
-
-
-def _sort_cells(items: list[pytest.Item], order: dict[pytest.Item, int]) -> None:
-    places = defaultdict(list)
-    for place, item in enumerate(items):
-        if item.path.suffix == ".ipynb":
-            places[item.path].append(place)
-    for of_notebook in places.values():
-        cells = sorted((items[place] for place in of_notebook), key=order.get)
-        for place, cell in zip(of_notebook, cells, strict=True):
-            items[place] = cell
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,6 @@ from tests.paths import REPO
 PACKAGE = REPO / "labkit"
 
 
-def test_contributing_has_every_room_and_the_linters_of_ci():
-    text = (REPO / ".github" / "CONTRIBUTING.md").read_text()
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    assert set(re.findall(r"\w+", re.search(r"^    app -> .*$", text, re.MULTILINE)[0])) == rooms
-    linters = re.search(r"    (ruff check .*)", text)[1].split(" && ")
-    assert set(linters) <= set((REPO / ".ci" / "run").read_text().splitlines())
-
-
 class TestNames:
     @pytest.mark.parametrize("module", [lk, course], ids=["lk", "course"])
     def test_every_name_is_there_and_no_other(self, module):
@@ -87,64 +79,44 @@ PASSED_ON = {
 }  # fmt: skip
 
 
-class TestErrors:
-    def test_every_error_that_labkit_raises_is_under_one_root(self):
-        strangers = []
-        for path in PACKAGE.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                    name = getattr(node.exc.func, "id", "")
-                    if isinstance(getattr(builtins, name, None), type) and name not in PASSED_ON:
-                        strangers.append(f"{path.relative_to(REPO)}:{node.lineno}: {name}")
-        assert strangers == []
-
-    @pytest.mark.parametrize("wrong", [
-        lambda: lk.decode(b"text"), lambda: lk.decode(b"", "no such decoder"), lambda: lk.FolderStore("no such folder"),
-        lambda: lk.TarStore("no such.tar").keys(), lambda: lk.read_shards("no*such.tar"),
-        lambda: lk.PixelStore("no such.pixels"), lambda: lk.BatchLoader(3), lambda: lk.open_store("nothing"),
-        lambda: lk.compare({}, baseline="a"), lambda: lk.plan(0, cores_per_node=1),
-        lambda: lk.collect_sizes("no such folder"),
-    ])  # fmt: skip
-    def test_wrong_input_raises_an_error_of_labkit(self, wrong, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(lk.LabkitError):
-            wrong()
+def test_every_error_that_labkit_raises_is_under_one_root():
+    strangers = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = getattr(node.exc.func, "id", "")
+                if isinstance(getattr(builtins, name, None), type) and name not in PASSED_ON:
+                    strangers.append(f"{path.relative_to(REPO)}:{node.lineno}: {name}")
+    assert strangers == []
 
 
 HEAVY = {"urllib3", "fsspec", "s3fs", "aiohttp", "requests", "botocore", "pandas", "matplotlib"}
 
 
-class TestImports:
-    """What an import brings along: nothing that a training script does not use."""
-
-    def test_names_that_are_used_load_no_more_than_they_need(self):
-        """In one process: what one name loads is there for those below it, too."""
-        unwanted = {
-            "lk": {"numpy", "torch", "PIL", "psutil"},
-            "lk.FolderStore": {"torch", "PIL", "psutil", "cloudpickle", "tqdm"},
-            "lk.HttpStore; lk.ObjectStore; lk.TarStore; lk.open_store": {"torch"},
-            "lk.BatchLoader; lk.PixelStore": {"psutil", "torchvision", "ray"},
-            "lk.Buckets": {"psutil"},
-            "lk.read_shards; lk.write_shards": {"webdataset"},
-        }
-        lines = [f"{used}; print(*sys.modules)" for used in unwanted]
-        program = "\n".join(["import logging, sys, labkit as lk", *lines, "print(*logging.root.manager.loggerDict)"])
-        *loaded, loggers = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
-        for (used, others), modules in zip(unwanted.items(), loaded, strict=True):
-            assert (HEAVY | others).intersection(modules.split()) == set(), used
-        assert re.findall(r"\b(?:urllib3|fsspec|aiohttp|botocore)", loggers) == []
+def test_names_that_are_used_load_no_more_than_they_need():
+    """Nothing that a training script does not use; what one name loads is there for those below it, too."""
+    unwanted = {
+        "lk": {"numpy", "torch", "PIL", "psutil"},
+        "lk.FolderStore": {"torch", "PIL", "psutil", "cloudpickle", "tqdm"},
+        "lk.HttpStore; lk.ObjectStore; lk.TarStore; lk.open_store": {"torch"},
+        "lk.BatchLoader; lk.PixelStore": {"psutil", "torchvision", "ray"},
+        "lk.Buckets": {"psutil"},
+        "lk.read_shards; lk.write_shards": {"webdataset"},
+    }
+    lines = [f"{used}; print(*sys.modules)" for used in unwanted]
+    program = "\n".join(["import logging, sys, labkit as lk", *lines, "print(*logging.root.manager.loggerDict)"])
+    *loaded, loggers = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
+    for (used, others), modules in zip(unwanted.items(), loaded, strict=True):
+        assert (HEAVY | others).intersection(modules.split()) == set(), used
+    assert re.findall(r"\b(?:urllib3|fsspec|aiohttp|botocore)", loggers) == []
 
 
 # A line of a script -> what mypy says about it.
 MISTAKES = {
     "lk.LoaderConfig(batch=64)": 'Unexpected keyword argument "batch"',
-    "lk.LoaderConfig(batch_size='64')": 'has incompatible type "str"; expected "int"',
     "lk.compare({'pil': [1, 2]}, baseline='pil')": '"list[int]"; expected "str": "Callable[[], Iterable[Any]]"',
-    "lk.compare({})": 'Missing named argument "baseline"',
     "lk.load_images('photos')": 'has no attribute "load_images"',
     "lk.usable_cores().upper()": '"int" has no attribute "upper"',
-    "lk.diagnose([], print).advice": '"Diagnosis" has no attribute "advice"',
-    "cores: str = lk.usable_cores()": 'expression has type "int", variable has type "str"',
 }
 # As for any reader's script, which mypy does not ask to annotate its functions.
 OF_SCRIPTS = """

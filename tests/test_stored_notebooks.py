@@ -1,7 +1,6 @@
 """Notebooks are stored whole, follow the skeleton, and nbval turns red when one breaks. nbval itself runs them."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -108,15 +107,3 @@ def test_nbval_turns_red_where_a_cell_breaks_or_a_checked_output_changes(tmp_pat
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
     outcomes = re.findall(r"::Cell 0 (PASSED|FAILED) ", said)  # in the order of the command line
     assert outcomes == [outcome for *_, outcome in notebooks.values()], said
-
-
-@pytest.mark.exhaustive
-def test_a_kernel_that_nbval_ends_leaves_no_temporary_folder(tmp_path):
-    node = new_notebook(cells=[new_code_cell("import tempfile; kept = tempfile.mkdtemp()")])
-    nbformat.write(node, tmp_path / "one.ipynb")
-    options = ["-n", "0", "-c", str(REPO / "pyproject.toml"), "-p", "no:cacheprovider", "-p", "tests.outside"]
-    command = [sys.executable, "-m", "pytest", *options, "one.ipynb"]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert "1 passed" in done.stdout
-    assert done.returncode == 0, done.stdout

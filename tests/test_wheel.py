@@ -11,13 +11,11 @@ from email.parser import Parser
 from itertools import chain
 
 import pytest
-import urllib3
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import labkit as lk
 from labkit.util.machine import DISTRIBUTION, IS_CLONE, env_id
-from tests.lab_server import free_port, running_server
 from tests.paths import REPO, contents
 
 TAKEN = "labkit"  # on the package index, another project's
@@ -98,12 +96,3 @@ def test_a_tour_in_an_empty_folder(python, tmp_path):
     script = tmp_path / "labkit-notebooks" / "data_scripts" / "make_photos.py"
     assert python(str(script), "photos", "2").returncode == 0
     assert len(lk.FolderStore(tmp_path / "photos")) == 2
-
-
-@pytest.mark.exhaustive
-def test_jupyterlab_in_an_empty_folder(wheel, tmp_path):
-    command = [sys.executable, "-m", "labkit", "lab", "--port", str(free_port())]
-    with running_server(command, tmp_path, PYTHONPATH=wheel, PYTHONDONTWRITEBYTECODE="1") as (_, info):
-        answer = urllib3.request("GET", f"{info['url']}api/contents?token={info['token']}").json()
-    names = {entry["name"] for entry in answer["content"]}
-    assert names == {"data_scripts", *(path.name for path in (REPO / "notebooks").iterdir() if path.is_file())}

@@ -51,7 +51,7 @@ def test_copies_are_made_once_and_made_again_where_they_are_missing(wheel, tmp_p
     assert update(wheel) == ([], FIRST)
 
 
-def test_a_newer_version_replaces_a_copy_that_is_not_edited_and_what_the_wheel_no_longer_has_stays(wheel):
+def test_a_newer_version_replaces_a_copy_and_what_the_wheel_lacks_stays(wheel):
     write(wheel, {"15_gone.ipynb": "old"})
     update(wheel)
     (wheel / "notebooks" / "15_gone.ipynb").unlink()
@@ -92,7 +92,7 @@ def notebook(source, outputs=(), **metadata):
     return nbformat.writes(new_notebook(cells=cells, metadata=metadata))
 
 
-def test_a_notebook_that_was_run_or_opened_is_not_edited_and_one_with_another_source_is(wheel):
+def test_a_notebook_is_edited_by_another_source_not_by_a_run(wheel):
     write(wheel, {NOTEBOOK: notebook("1 + 1")})
     update(wheel)
     ran = notebook(

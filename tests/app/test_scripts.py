@@ -1,15 +1,12 @@
-"""Every script of data_scripts/: its help, what it refuses, and real runs from a shell."""
+"""Every script of data_scripts/: its help, what it refuses, and what it does not write over."""
 
-import json
-import subprocess
-import sys
+import runpy
 
 import pytest
 from PIL import Image
 
-import labkit as lk
 from labkit.app.cli import main
-from tests.paths import SCRIPTS, contents, invoke, run_script
+from tests.paths import SCRIPTS, invoke, run_script
 from tests.tars import make_tar, member
 
 # What each script refuses: arguments, and words from its one line. `{set}` is a folder of photos.
@@ -39,32 +36,10 @@ WRONG = {
 }  # fmt: skip
 
 
-# Scripts run as from a shell, one after the other: a process for each would load torch each time.
-ONE_BY_ONE = """
-import json, runpy, sys
-for sys.argv in json.loads(sys.argv[1]):
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
-
-
-def succeed(*commands):
-    """What scripts print that are started from a shell: each is its name and its arguments."""
-    words = [[str(SCRIPTS / f"{name}.py"), *map(str, arguments)] for name, *arguments in commands]
-    program = words[0] if len(words) == 1 else ["-c", ONE_BY_ONE, json.dumps(words)]
-    result = subprocess.run([sys.executable, *program], capture_output=True, text=True, timeout=120, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A set made by the script, with processes."""
     root = tmp_path_factory.mktemp("scripts") / "photos"
-    assert succeed(["make_photos", root, 6, "--engine", "local", "--num-threads", 2]) == f"{root}: 6 photos\n"
+    assert run_script("make_photos", root, 6).output == f"{root}: 6 photos\n"
     return root
 
 
@@ -80,10 +55,13 @@ def places(photos, tmp_path_factory):
 
 
 @pytest.mark.parametrize("script", WRONG)
-def test_help_tells_the_arguments(script):
-    result = run_script(script, "--help")
-    assert result.exit_code == 0
-    assert {"root", "source"} & set(result.stdout.lower().split())
+def test_help_tells_the_arguments(script, monkeypatch, capsys):
+    """Started as a shell does."""
+    monkeypatch.setattr("sys.argv", [script, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
+    assert end.value.code == 0
+    assert {"root", "source"} & set(capsys.readouterr().out.lower().split())
 
 
 @pytest.mark.parametrize(
@@ -142,29 +120,3 @@ def test_a_table_of_an_earlier_run_is_replaced(photos, tmp_path):
     table.write_text(tables[0].replace("path,", "image,", 1))  # a user's own columns
     result = run_script("collect_sizes", photos, table)
     assert (result.exit_code, "is no table of sizes: choose another name" in result.stderr) == (2, True)
-
-
-@pytest.mark.exhaustive
-def test_from_photos_to_shards_and_back_with_their_sizes(photos, tmp_path):
-    shards = [tmp_path / "shards" / f"shard-00000{number}.tar" for number in range(2)]
-    succeed(
-        ["make_shards", photos, tmp_path / "shards", "--max-count", 4, "--engine", "threads"],
-        ["extract_tars", tmp_path / "out", *shards],
-        ["make_depth", tmp_path / "depth", 1, "--tar", "--num-workers", 1],
-        ["collect_sizes", photos, tmp_path / "sizes" / "sizes.csv"],
-    )
-    assert sorted((tmp_path / "shards").glob("*.tar")) == shards
-    assert len(contents(tmp_path / "depth" / "train")) == 2
-    extracted = sorted(path.read_bytes() for path in (tmp_path / "out").glob("*/**/*.jpg"))
-    assert extracted == sorted(path.read_bytes() for path in photos.rglob("*.jpg"))
-    assert [path.name for path in sorted((tmp_path / "out").glob("[!.]*"))] == [path.stem for path in shards]
-    assert [data.count(b"\n") for data in contents(tmp_path / "sizes").values()] == [1 + 6]
-
-
-@pytest.mark.exhaustive
-def test_pixels_of_a_set(photos, tmp_path):
-    path = tmp_path / "out" / "pixels"
-    for _ in range(2):  # a rerun says the same
-        said = succeed(["make_pixels", photos, path, "--short-side", 10, "--engine", "threads"])
-        assert said == f"{path}: 6 images, {path.stat().st_size} bytes\n"
-    assert set(lk.PixelStore(path).shapes.min(axis=1).tolist()) == {10}

@@ -81,7 +81,7 @@ def test_a_file_that_a_reader_put_into_the_site_is_not_lost(site, notebooks, tmp
     assert (own / "guide" / "mine.html").read_text() == "important"
 
 
-def test_a_missing_package_names_the_extra_and_a_folder_with_something_else_is_refused(monkeypatch, tmp_path):
+def test_a_missing_package_or_a_folder_with_something_else_is_told(monkeypatch, tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     result = invoke(main, ["site", str(tmp_path)])
     assert result.exit_code == 2

@@ -81,7 +81,7 @@ def stderr(*parts):
     return [new_output("stream", name="stderr", text=part) for part in parts]
 
 
-def test_a_run_is_described_by_its_commit_its_machine_and_what_its_figures_mean(clone):
+def test_a_run_is_described_by_commit_machine_and_measure(clone):
     about = storing.describe_run("")
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", about["run"])
     assert re.fullmatch(r"[0-9a-f]{40}", about["commit"])

@@ -65,7 +65,7 @@ def be_rank(root: Path, kind: str, kill_rank: int) -> None:
     loader = make_loader(kind, root, rank, world_size)
     model = DistributedDataParallel(torch.nn.Linear(3, 1))
     came: list[list[int]] = []
-    shm_bytes, n_batches = 0, 0
+    n_batches = 0
     for epoch in range(N_EPOCHS):
         (loader.dataset if kind == "read_shards" else loader).set_epoch(epoch)
         came.append([])
@@ -75,17 +75,13 @@ def be_rank(root: Path, kind: str, kill_rank: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             model(images[:, :, 0, 0].float()).mean().backward()  # all ranks exchange their gradients
             came[-1] += (images[:, 0, 0, 0].int() + 256 * images[:, 1, 0, 0].int()).tolist()
-            shm_bytes, n_batches = max(shm_bytes, used_shm()), n_batches + 1
+            n_batches += 1
     torch.distributed.barrier()
     memory = pss_of(root / "pixels")  # while all ranks have it mapped
     torch.distributed.barrier()
-    found = {"came": came, "n_batches": n_batches, "pss": memory, "shm": shm_bytes}
+    found = {"came": came, "n_batches": n_batches, "pss": memory}
     (root / f"{kind} {rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
-
-
-def used_shm() -> int:
-    return psutil.disk_usage("/dev/shm").used
 
 
 def pss_of(path: Path) -> int:
@@ -110,7 +106,6 @@ def torchrun(root: Path, world_size: int, kind: str, kill_rank: int = -1) -> tup
 
 def check(root: Path, world_size: int, kind: str) -> dict[str, Any]:
     """Train, then once more with a rank that is killed."""
-    shm_before = used_shm()
     seconds, _ = torchrun(root, world_size, kind)
     ranks = [json.loads((root / f"{kind} {rank}.json").read_text()) for rank in range(world_size)]
     epochs = [Counter(number for rank in ranks for number in rank["came"][epoch]) for epoch in range(N_EPOCHS)]
@@ -120,7 +115,6 @@ def check(root: Path, world_size: int, kind: str) -> dict[str, Any]:
         "each_once": all(epoch == Counter(range(N_IMAGES)) for epoch in epochs),
         "batches_of_a_rank": sorted({rank["n_batches"] for rank in ranks}),
         "pixels_mb": (root / "pixels").stat().st_size / 1e6, "pixels_pss_mb": sum(rank["pss"] for rank in ranks) / 1e6,
-        "shm_mb": (max(rank["shm"] for rank in ranks) - shm_before) / 1e6,
         "seconds_after_kill": killed_s, "kill_named": "Signal 9 (SIGKILL)" in said,
     }  # fmt: skip
 

@@ -212,7 +212,7 @@ def test_a_member_as_large_as_eight_exabytes_is_refused(tmp_path):
         READERS["extract"](tmp_path / "x.tar")
 
 
-def test_a_large_member_of_a_compressed_shard_is_refused_and_converted_in_pieces(tmp_path, monkeypatch):
+def test_a_large_packed_member_is_refused_and_converted_in_pieces(tmp_path, monkeypatch):
     parts = gzip.compress(header("a.jpg", BOMB_BYTES)), gzipped_zeros(), gzip.compress(bytes(1024))
     (tmp_path / "x.tar.gz").write_bytes(b"".join(parts))
     monkeypatch.setenv(MAX_FILE_VARIABLE, "100")

@@ -33,7 +33,7 @@ def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-def test_an_unfinished_extraction_is_private_and_the_umask_applies_to_a_finished_one(tmp_path, monkeypatch):
+def test_an_unfinished_extraction_is_private_and_a_finished_one_is_not(tmp_path, monkeypatch):
     modes, rename = [], Path.rename
     monkeypatch.setattr(Path, "rename", lambda path, to: modes.append(mode_of(path.parent)) or rename(path, to))
     before = os.umask(0o027)

@@ -46,11 +46,8 @@ def checked(tmp_path_factory) -> Work:
     return Work(folder, folder, num_workers=2)
 
 
-OTHER_PHOTOS = {*PROFILES, "jpeg256-uint8", "camera-uint8"}  # the check makes its own
-IN_EVERY_RUN = {
-    "torchvision v2", "timm", "Albumentations", "torchdata StatefulDataLoader", "DALI", "FFCV jpg", "WebDataset",
-    "Hugging Face datasets",
-}  # fmt: skip
+CHECKED_CLASSES = [name for name in CLASSES if name not in {*PROFILES, "jpeg256-uint8", "camera-uint8"}]
+OWN_ROWS = [NAIVE, DATALOADER, *OWN]
 IN_THIS_PROCESS = [
     "torchvision v1", "torchvision v2", "Albumentations", "torchdata StatefulDataLoader", "WebDataset",
     "Hugging Face datasets",
@@ -61,12 +58,7 @@ IN_THIS_PROCESS = [
 @pytest.mark.usefixtures("loaders_end")
 @pytest.mark.parametrize(
     ("name", "class_name"),
-    [
-        pytest.param(name, of, marks=() if name in IN_EVERY_RUN and of == "jpeg-uint8" else pytest.mark.exhaustive)
-        for name, peer in PEERS.items()
-        for of in CLASSES
-        if of not in OTHER_PHOTOS and CLASSES[of].admits(peer)
-    ],
+    [(name, of) for name, peer in PEERS.items() for of in CHECKED_CLASSES if CLASSES[of].admits(peer)],
 )
 def test_each_adapter_does_the_work(name, class_name, checked):
     peer = peer_called(name)
@@ -80,13 +72,12 @@ def test_each_adapter_does_the_work(name, class_name, checked):
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("loaders_end")
-@pytest.mark.parametrize(("number", "class_name"), [
-    *enumerate([*["jpeg-float32", "jpeg-uint8"] * 2, "jpeg-uint8", "raw-uint8", "raw-float32"]),
-    *(pytest.param(number, name, marks=pytest.mark.exhaustive) for number, peer in enumerate([NAIVE, DATALOADER, *OWN])
-      for name in CLASSES if name not in OTHER_PHOTOS and CLASSES[name].admits(peer)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "class_name"),
+    [(number, of) for number, peer in enumerate(OWN_ROWS) for of in CHECKED_CLASSES if CLASSES[of].admits(peer)],
+)
 def test_each_own_row_does_the_work(number, class_name, checked):
-    peer = [NAIVE, DATALOADER, *OWN][number]
+    peer = OWN_ROWS[number]
     found = check_peer(peer, replace(checked, dtype=CLASSES[class_name].dtype))
     assert found["images"] == 140
     assert 0.33 < found["area"] < 0.53

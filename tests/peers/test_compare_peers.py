@@ -151,7 +151,7 @@ def test_an_epoch_of_few_batches_counts_as_a_whole(read_once):
     assert found["cpu_s"] == 3.0
 
 
-def test_a_queue_that_was_full_asks_for_no_endless_epochs_and_no_batches_for_none(read):
+def test_a_queue_that_was_full_asks_for_no_endless_epochs(read):
     assert read([1.0] + 15 * [1e-9])[1] == 2
     assert read([1.0] + 15 * [1e-9])[1] == 4
     assert read([])[0].n_images == 0
@@ -196,7 +196,7 @@ def raises_in_stages(work):
     yield
 
 
-def test_a_hosted_epoch_counts_images_and_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
+def test_a_hosted_epoch_tells_its_costs_and_a_host_left_alone_ends(work, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Host(fake(loader=counts), work, timeout_s=60) as host:
         assert list(host) == [3, 11]  # the first run reads two epochs
@@ -255,7 +255,7 @@ def answering(monkeypatch, tmp_path):
     return partial(compare_peers, peer_class="jpeg-uint8", n_photos=6, rounds=2, progress=False)
 
 
-def test_who_is_missing_breaks_or_is_of_another_class_is_told_and_the_rest_go_on(answering):
+def test_who_cannot_take_part_is_told_and_the_rest_go_on(answering):
     fakes = [
         fake("right"), fake("absent", modules=("no_such_module_here",)), fake("breaks at prepare"),
         fake("breaks at check"), fake("breaks at start"), fake("floats", dtypes=(FLOAT32,)),
@@ -289,16 +289,9 @@ def test_nothing_is_compared_without_the_baseline(answering, monkeypatch, tmp_pa
     assert "breaks at check, which all others are compared with, does not run: broke at check" in done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"peer_class": "jpegs"}, "peer_class must be one of imagenet, camera, .*, got 'jpegs'"),
-        ({"n_photos": 0}, "n_photos must be an integer >= 1, got 0"),
-    ],
-)
-def test_bad_arguments_are_told(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        compare_peers(**arguments)
+def test_a_number_of_photos_is_one_or_more():
+    with pytest.raises(ValueError, match="n_photos must be an integer >= 1, got 0"):
+        compare_peers(n_photos=0)
 
 
 def test_batches_are_of_64_and_epochs_of_several(monkeypatch, answering):
@@ -375,11 +368,9 @@ def frame() -> pd.DataFrame:
     return make_frame(rows, baseline=BASELINE, experiment="peers")
 
 
-@pytest.mark.parametrize("from_file", [False, True])
-def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_path, from_file):
+def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_path):
     frame["startup_s"], frame["first_batch_s"] = frame["round"].map({0: 3.0}).fillna(0.1), 0.5
-    if from_file:
-        frame = load_frame(save_frame(frame, tmp_path / "runs.csv"))
+    frame = load_frame(save_frame(frame, tmp_path / "runs.csv"))
     table = peer_table(frame)
     assert table.index[0] == MEMCPY_LIMIT
     np.testing.assert_allclose(table["speedup"], [RATES[name][3] / 100 for name in table.index])
@@ -395,7 +386,7 @@ def test_the_table_has_speedups_costs_and_shares_of_the_own_limit(frame, tmp_pat
     assert floats["of_limit"].to_dict() == pytest.approx(shares)
 
 
-def test_the_fastest_of_each_class_is_compared_with_the_next_in_paired_rounds(frame):
+def test_the_fastest_of_each_class_is_compared_with_the_next(frame):
     frame.loc[frame["variant"] == "between", "antialias"] = False
     assert leaders(frame) == {
         "JPEG decoded at full size, antialiased": "ours is 3.00 [3.00, 3.00] times as fast as slow",
@@ -408,37 +399,18 @@ def test_the_fastest_of_each_class_is_compared_with_the_next_in_paired_rounds(fr
     assert "ours was 3.00 times as fast as slow in one round, which has no interval" in leaders(once).values()
 
 
-@pytest.mark.parametrize("has_dataloader", [False, True])
-def test_the_plot_has_every_loader_in_the_band_of_its_class_with_the_ratio_to_a_dataloader(frame, has_dataloader):
-    if has_dataloader:
-        frame = frame.replace({"variant": {"slow": BEST_DATALOADER}})
-    ax = plot_peers(frame)
-    assert {label.get_text() for label in ax.get_yticklabels()} == set(frame["variant"]) - {DECODE_LIMIT, MEMCPY_LIMIT}
-    ends = sorted(end for line in ax.lines for end in line.get_ydata())
-    assert len(ax.lines) == len({*zip(ends[::2], ends[1::2], strict=True)}) == 6  # a limit in each band
-    written = [text.get_text() for text in ax.texts]
-    assert written[:2] == ["JPEG decoded at full size, antialiased", "3.00x" if has_dataloader else "720"]
-    assert {"JPEG decoded scaled, antialiased", "raw pixels, not antialiased"} < set(written)
-    assert (f"times as fast as {BEST_DATALOADER}" in ax.get_xlabel()) == has_dataloader
-
-
-def test_the_title_names_the_fastest_and_how_far_the_next_is_unless_it_is_given(frame):
-    assert plot_peers(frame).get_title("left") == "ours is 3.00 times as fast as slow"
+def test_the_plot_has_every_loader_and_the_ratio_to_a_dataloader(frame):
+    ax = plot_peers(frame.replace({"variant": {"slow": BEST_DATALOADER}}))
+    drawn = {label.get_text() for label in ax.get_yticklabels()}
+    assert drawn == set(frame["variant"]) - {"slow", DECODE_LIMIT, MEMCPY_LIMIT} | {BEST_DATALOADER}
+    assert {"3.00x", *leaders(frame)} - {text.get_text() for text in ax.texts} == set()
     assert plot_peers(frame, title="what it shows").get_title("left") == "what it shows"
-    equal = frame[frame["variant"].isin([BASELINE, "slow", "ours"])].reset_index(drop=True)
-    equal["images_per_s"] = [
-        {BASELINE: 50, "slow": 100 + n % 2}.get(name, 101 - n % 2)
-        for name, n in zip(equal["variant"], equal["round"], strict=True)
-    ]
-    assert "No clear difference between" in plot_peers(equal).get_title("left")
-    alone = frame[frame["variant"] == "naive PIL"]
-    assert re.search(r"naive PIL: \d+ images per second", plot_peers(alone).get_title("left"))
 
 
 # --- what notebook 13 has stored
 
 
-def test_the_stored_collection_is_of_one_machine_and_names_what_each_loader_is_today():
+def test_the_stored_runs_are_of_one_machine_and_of_todays_loaders():
     stored = stored_runs()
     assert stored["env_id"].nunique() == 1
     described = {peer.name: peer for peer in (*PEERS.values(), *OWN, *LIMITS, NAIVE, DATALOADER)}
@@ -508,26 +480,3 @@ def test_the_classes_of_a_command_line_are_run_one_after_another(monkeypatch):
     for classes in ("", "all", "raw-uint8, jpeg-uint8"):
         assert invoke(main, ["peers", "--class", classes]).exit_code == 0
     assert ran == ["imagenet", *[name for name in CLASSES if name not in PROFILES], "raw-uint8", "jpeg-uint8"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("n_rounds", "interval"), [(1, ""), (3, " [6.00, 6.00]")])
-def test_a_run_prints_the_table_and_writes_frame_and_picture(n_rounds, interval, frame, monkeypatch, tmp_path, capsys):
-    shown = frame["variant"].isin([BASELINE, "between", "ours", DECODE_LIMIT])  # each takes a tenth of a second
-    frame = frame[shown & (frame["round"] <= n_rounds)].assign(peer_class="camera-uint8")
-    frame.attrs["left_out"] = [{"name": "DALI", "state": "missing", "why": "pip install dali"}]
-    monkeypatch.setattr(command, "compare_peers", lambda *arguments, **options: frame)
-    monkeypatch.chdir(tmp_path)
-    command.run_peers("camera-uint8")
-    printed = capsys.readouterr().out
-    assert "nan" not in printed
-    assert re.search(rf"^  ours +\d+.* 6\.00{re.escape(interval)} .* 60%$", printed, re.MULTILINE)  # of the limit
-    said = (
-        f"is 6.00{interval} times as fast as {BASELINE}" if interval else f"was 6.00 times as fast as {BASELINE} in one"
-    )
-    assert f"JPEG decoded at full size, antialiased: ours {said}" in printed
-    assert "DALI missing: pip install dali" in printed
-    (written,) = tmp_path.glob("results/*/peers-camera-uint8.csv")
-    assert len(load_frame(written)) == len(frame)
-    assert Image.open(written.with_suffix(".png")).width > 800
-    assert f"wrote {written} and its .png" in printed

@@ -5,7 +5,6 @@ without the fault, ends with all of them.
 """
 
 import contextlib
-import csv
 import ctypes
 import json
 import os
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from PIL import Image
 
 import labkit as lk
 from tests.paths import REPO
@@ -31,7 +29,6 @@ from tests.tars import make_tar
 
 CLEAR, STOPPED, RIGHT = "clear error", "stopped", "right all the same"
 LATE, NO_END = "completed before the fault", "no end"
-OUTCOMES = (CLEAR, STOPPED, RIGHT, LATE, NO_END)
 SIGNALS = {
     "SIGKILL": (signal.SIGKILL, "main"), "SIGTERM": (signal.SIGTERM, "main"), "Ctrl-C": (signal.SIGINT, "group"),
     "SIGINT": (signal.SIGINT, "main"), "worker SIGKILL": (signal.SIGKILL, "self"),
@@ -39,38 +36,29 @@ SIGNALS = {
 
 Tree = dict[str, bytes | None]  # path below the root -> contents, None for a folder
 
-_PLACES = ("src", "out", "home/labkit", "results")  # whose files are compared
+_PLACES = ("src", "out", "home/labkit")  # whose files are compared
 _GRACE_S = 12.0  # torch's workers check every five seconds whether their parent lives
+_LIMIT_S = 200.0
 _MARKER = "LABKIT_FAULT_RUN"  # a variable that every process of a trial inherits
 _SCRATCH = "labkit-scratch-"  # a folder that a killed run leaves until the next run
 _TEMPORARY = re.compile(
     r"(^|/)\.[^/]*\.(partial|lock)$|(^|/)[^/]*\.parts(/|$)|(^|/)\.[^/]*\.partial/|/unfinished(/|$)|/\.extract(/|$)"
     rf"|/photos/{_SCRATCH}[^/]+/"
 )
-_TRAINING = """
-import labkit as lk
-
-def make_training():
-    config = lk.LoaderConfig(batch_size=2, num_workers=2, oversubscribe=True)
-    return lk.make_loader(lk.ImageDataset("src/photos"), config, collate_fn=len), lambda batch: None
-"""
 
 
 @dataclass(frozen=True)
 class Command:
     """A command, and what may be said of its output.
 
-    arguments: Separated by blanks. evolves: Pattern of files that have their name before their last content. ready:
-    What another run says, by an error, of what is there already. timed: Its output holds times, so that files are
-    compared by their names alone. Those whose name ends in "local" start workers.
+    arguments: Separated by blanks. evolves: Pattern of JSON that has its name before its last content. ready: What
+    another run says, by an error, of what is there already. Those whose name ends in "local" start workers.
     """
 
     name: str
     arguments: str
     evolves: str = "$."
     ready: str = ""
-    timed: bool = False
-    seconds: float = 200.0
 
     @property
     def line(self) -> list[str]:
@@ -81,7 +69,7 @@ class Command:
     @property
     def faults(self) -> list[str]:
         faults = [fault for fault in SIGNALS if fault != "worker SIGKILL" or self.name.endswith(" local")]
-        return faults if self.timed else [*faults, "file-size limit", "full disk", "unwritable"]
+        return [*faults, "file-size limit", "unwritable"]
 
 
 COMMANDS = [
@@ -96,9 +84,6 @@ COMMANDS = [
     Command("extract_tars local", "out/set src/photos.tar src/other.tar --num-workers 2"),
     Command("collect_sizes", "src/photos out/sizes.csv --no-caches --write-metadata-cache"),
     Command("labkit convert", "convert src/photos.tar.gz out/plain.tar", ready="exists: choose another name"),
-    Command("labkit tour", "tour --only 00 --scale ci", timed=True, seconds=400.0),
-    Command("labkit peers", "peers --only albumentations --scale ci --rounds 1", timed=True, seconds=400.0),
-    Command("labkit diagnose", "diagnose src.train:make_training --batches 2 --rounds 1", timed=True),
 ]
 
 
@@ -113,23 +98,21 @@ class Verdict:
 
 
 def make_sources(root: Path) -> Path:
-    """Fill `root` with what is read: photos, tars of them, and a training script."""
+    """Fill `root` with what is read: photos, and tars of them."""
     store = lk.FolderStore(lk.make_photos(root / "photos", 12, progress=False))
     files = {key: store.read(key) for key in store.keys()}  # noqa: SIM118 - a store is no dict
     make_tar(root / "photos.tar", files)
     make_tar(root / "photos.tar.gz", files, "w:gz")
     make_tar(root / "other.tar", dict(list(files.items())[:4]))
-    (root / "train.py").write_text(_TRAINING)
     return root
 
 
 @dataclass
 class Known:
-    """An undisturbed run of a command: its files, how many changes of files it made, its seconds and file sizes."""
+    """An undisturbed run of a command: its files, how many changes of files it made, and their sizes."""
 
     tree: Tree
     changes: int
-    seconds: float
     sizes: list[int]
 
 
@@ -162,9 +145,7 @@ class Place:
         fault = {"below": [str(self.work / name) for name in _PLACES], "mark": str(self.mark), **(trap or {})}
         return {
             "PATH": os.environ["PATH"], "HOME": home, "TMPDIR": str(self.work / "tmp"), "LABKIT_HOME": f"{home}/labkit",
-            "PYTHONPATH": f"{startup}:{REPO}", "TQDM_DISABLE": "1", "no_proxy": "*", "NO_ALBUMENTATIONS_UPDATE": "1",
-            "MPLCONFIGDIR": str(self.root / "matplotlib"), "JUPYTER_RUNTIME_DIR": f"{home}/jupyter", _MARKER: self.run,
-            "IPYTHONDIR": f"{home}/ipython", "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": f"{startup}:{REPO}", "TQDM_DISABLE": "1", _MARKER: self.run, "PYTHONDONTWRITEBYTECODE": "1",
             **({"LABKIT_FAULT": json.dumps(fault)} if trap else {}),
         }  # fmt: skip
 
@@ -178,38 +159,30 @@ def undisturbed(place: Place, command: Command) -> Known:
     """Run a command without a fault, once; later calls return the same."""
     if command.name not in place.known:
         place.make()
-        log, start = place.root / "changes.log", time.monotonic()
+        log = place.root / "changes.log"
         log.write_text("")
         code, said, wrong = run(place, command, {"at": 0, "log": str(log)})
         if code != 0 or wrong:
             raise RuntimeError(f"{command.name} undisturbed: exit {code}, {wrong}, {said}")
-        tree, seconds = read_tree(place.work), time.monotonic() - start
+        tree = read_tree(place.work)
         sizes = [len(data) for path, data in tree.items() if data is not None and path.startswith("out/")]
         changes = max(Counter(log.read_text().split()).values(), default=0)  # each process counts its own
-        place.known[command.name] = Known(tree, changes, seconds, sizes)
+        place.known[command.name] = Known(tree, changes, sizes)
     return place.known[command.name]
 
 
 def run(
     place: Place, command: Command, trap: dict | None = None, *, prepare: Callable[[], None] | None = None,
-    delayed: tuple[float, Callable[[int], None]] | None = None, others: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
 ) -> tuple[int | None, str, list[str]]:  # fmt: skip
-    """Run a command; returns its exit status, None if it hangs, its stderr, and violations by what it leaves behind.
-
-    delayed: seconds after which to call a function with its process id.
-    """
+    """Run a command; returns its exit status, None if it hangs, its stderr, and violations by what it leaves behind."""
     with open(place.root / "said", "w+b") as said:
         child = subprocess.Popen(
             command.line, cwd=place.work, env=place.environment(trap), start_new_session=True, preexec_fn=prepare,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
         )  # fmt: skip
-        if delayed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(delayed[0])
-            if child.poll() is None:
-                delayed[1](child.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(command.seconds)
+            child.wait(_LIMIT_S)
         code = child.poll()
         child.kill()
         child.wait()
@@ -224,36 +197,25 @@ def disturb(place: Place, draw: random.Random, command: Command, fault: str) -> 
     place.make()
     out, trap, options, moment = place.work / "out", None, {}, "start"
     number, to = SIGNALS.get(fault, (0, ""))
-    if fault == "worker SIGKILL" or (number and known.changes and draw.random() < 0.6):
+    if number:
         is_worker = fault == "worker SIGKILL"  # the first to get there; each makes few changes
         at = draw.randint(1, 3 if is_worker else known.changes)
         trap, moment = {"at": at, "workers": is_worker, "signal": int(number), "to": to}, f"change {at}"
-    elif number:
-        send, seconds = os.killpg if to == "group" else os.kill, draw.uniform(0, 1.05 * known.seconds)
-        options["delayed"], moment = (seconds, lambda pid: send(pid, number)), f"{seconds:.3f} s"
     elif fault == "file-size limit":
         n_bytes = draw.randint(0, max(known.sizes) - 1)
         options["prepare"], moment = limit_files(n_bytes), f"{n_bytes} bytes"
-    elif fault == "full disk":
-        n_bytes = 4096 * draw.randint(1, max(2, sum(known.sizes) // 4096))
-        mount("-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(out))
-        moment = f"{n_bytes} bytes"
     else:
         out.chmod(0o555)
         options["prepare"] = obey_permissions
     code, said, wrong = run(place, command, trap, others=(_SCRATCH,) if number else (), **options)
     verdict = judge_end(command, code, 0 if to == "self" else number, said, place.mark.exists() or not trap)
-    wrong += judge_files(place.work, read_tree(place.work), known.tree, "." if command.timed else command.evolves)
-    if fault == "full disk":
-        mount("-o", "remount,size=256m", str(out))
+    wrong += judge_files(read_tree(place.work), known.tree, command.evolves)
     out.chmod(0o755)
     judged = tuple(name for name in os.listdir(place.work / "tmp") if not name.startswith(_SCRATCH))
     code, said, left = run(place, command, others=judged)
     if code != 0 and not (command.ready and command.ready in said):
         left.append(f"exit {code}: {said.strip()[-300:]}")
-    left += judge_final_files(place.work, read_tree(place.work), known.tree, command.timed)
-    if fault == "full disk":
-        subprocess.run(["umount", "-l", str(out)], check=True)
+    left += judge_final_files(read_tree(place.work), known.tree)
     verdict.moment, verdict.violations = moment, verdict.violations + wrong + [f"rerun: {text}" for text in left]
     return verdict
 
@@ -272,19 +234,11 @@ def obey_permissions() -> None:
         _libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
-def make_own_mounts() -> bool:
-    """Give this process and its children a mount namespace with an empty /dev/shm; False if that is not allowed."""
-    if os.geteuid() != 0 or _libc.unshare(0x20000) != 0:  # CLONE_NEWNS
-        return False
-    with contextlib.suppress(subprocess.CalledProcessError):
-        mount("--make-rprivate", "/")
-        mount("-t", "tmpfs", "tmpfs", "/dev/shm")
-        return True
-    return False
-
-
-def mount(*arguments: str) -> None:
-    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+def make_own_shm() -> None:
+    """Give this process and its children, if that is allowed, a /dev/shm into which no other program writes."""
+    if os.geteuid() == 0 and _libc.unshare(0x20000) == 0:  # CLONE_NEWNS
+        for arguments in (["--make-rprivate", "/"], ["-t", "tmpfs", "tmpfs", "/dev/shm"]):
+            subprocess.run(["mount", *arguments], capture_output=True, check=False)
 
 
 def end_processes(run: str, session: int, within_s: float) -> dict[int, str]:
@@ -351,23 +305,25 @@ def judge_leftovers(processes: dict[int, str], segments: set[str], temporary: Pa
     ]
 
 
-def judge_files(root: Path, found: Tree, expected: Tree, may_differ: str = "$.") -> list[str]:
-    """What is wrong with the files of a disturbed run; those that match `may_differ` need only be whole."""
+def judge_files(found: Tree, expected: Tree, may_differ: str = "$.") -> list[str]:
+    """What is wrong with the files of a disturbed run; those that match `may_differ` need only be whole JSON."""
     wrong = []
-    for name in (name for name, data in found.items() if data is not None and not _TEMPORARY.search(name)):
+    for name, data in found.items():
+        if data is None or _TEMPORARY.search(name):
+            continue
         if name not in expected:
             wrong.append(f"a file that no whole run has: {name}")
-        elif problem := find_damage(root / name) if re.search(may_differ, name) else differ(found, expected, name):
+        elif problem := find_damage(data) if re.search(may_differ, name) else differ(found, expected, name):
             wrong.append(f"half file under a final name: {name} ({problem})")
     return wrong
 
 
-def judge_final_files(root: Path, found: Tree, expected: Tree, timed: bool = False) -> list[str]:
+def judge_final_files(found: Tree, expected: Tree) -> list[str]:
     """What is wrong with the files of a completed run that followed a disturbed one."""
     wrong = [f"left over: {name}" for name in found.keys() - expected.keys()]
     wrong += [f"missing: {name}" for name in expected.keys() - found.keys()]
     for name in found.keys() & expected.keys():
-        if problem := find_damage(root / name) if timed else differ(found, expected, name):
+        if problem := differ(found, expected, name):
             wrong.append(f"not as in an undisturbed run: {name} ({problem})")
     return sorted(wrong)
 
@@ -376,25 +332,10 @@ def differ(found: Tree, expected: Tree, name: str) -> str:
     return "" if found[name] == expected[name] else "other bytes"
 
 
-def load_csv(path: Path) -> None:
-    widths = {len(row) for row in csv.reader(path.read_text().splitlines())}
-    assert len(widths) == 1, f"rows of {sorted(widths)} fields"
-
-
-def load_html(path: Path) -> None:
-    assert path.read_text().rstrip().endswith("</html>"), "no end"
-
-
-_LOADERS: dict[str, Callable[[Path], object]] = {
-    ".csv": load_csv, ".html": load_html, **dict.fromkeys((".jpg", ".png"), lambda path: Image.open(path).load()),
-    **dict.fromkeys((".json", ".ipynb"), lambda path: json.loads(path.read_bytes())),
-}  # fmt: skip
-
-
-def find_damage(path: Path) -> str:
-    """Why a reader that is not labkit's refuses a file; "" if it does not."""
+def find_damage(data: bytes) -> str:
+    """Why this is no JSON; "" if it is."""
     try:
-        _LOADERS.get(path.suffix, bool)(path)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        json.loads(data)
+    except ValueError as error:
+        return str(error)
     return ""

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing (atheris) of everything in labkit that reads bytes from outside.
 
-    python -m tests.hardening.fuzz all --minutes 10 --record results/hardening/fuzz.csv
+    python -m tests.hardening.fuzz all --minutes 10
     python -m tests.hardening.fuzz tar_index --minutes 1 --corpus /tmp/corpus
     python -m tests.hardening.fuzz tar_index --replay FILE
 
@@ -20,16 +20,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pandas as pd
-
-from labkit.util.files import write_atomic
 from tests.hardening.fuzz.oracle import FOUND, TARGETS, bounded_memory, load
 
 _LIMITS = ["-timeout=20", "-rss_limit_mb=4096", "-max_len=65536", "-print_final_stats=1", "-close_fd_mask=3"]
 
 
 def fuzz(name: str, minutes: float, corpus: Path) -> dict:
-    """Run a target in a process of its own; returns a row for the table."""
+    """Run a target in a process of its own; returns what is printed of it."""
     corpus.mkdir(parents=True, exist_ok=True)
     (FOUND / name).mkdir(parents=True, exist_ok=True)
     before, start = set((FOUND / name).iterdir()), time.monotonic()
@@ -76,7 +73,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=["all", *TARGETS])
     parser.add_argument("--minutes", type=float, default=10, help="for each target (default 10)")
-    parser.add_argument("--record", type=Path, help="CSV file with a row for each target")
     parser.add_argument("--corpus", type=Path, help="folder that keeps inputs which reach new code")
     parser.add_argument("--replay", type=Path, help="run one input, without atheris")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
@@ -94,8 +90,6 @@ def main() -> int:
         for name in TARGETS if options.target == "all" else [options.target]:
             rows.append(fuzz(name, options.minutes, (options.corpus or Path(temporary)) / name))
             print(rows[-1], flush=True)
-            if options.record:
-                write_atomic(options.record, pd.DataFrame(rows).round(3).to_csv(index=False).encode())
     return int(any(row["findings"] for row in rows))
 
 
