@@ -18,11 +18,11 @@ from labkit.app.commands import (
     call,
     end_unprinted,
     one_line_errors,
+    refuse_gone,
     say,
     split_program,
     summary,
 )
-from labkit.app.gone import refuse_gone
 from labkit.app.site import site
 from labkit.errors import ArgumentError, MissingLibraryError, StorageError
 from labkit.util.machine import is_labkits, missing_library
@@ -83,6 +83,9 @@ def parse(words: Sequence[str]) -> Namespace:
         words, given = _split_watch(rest)
     elif name == "diagnose" and "--" in rest:
         words, given = words[: words.index("--")], words[words.index("--") + 1 :]
+    if name != "watch":  # of its words, most are a script's
+        for word in words[1:]:
+            refuse_gone(name, word.partition("=")[0])
     parsed = command_line().parse_args(words)
     if given:
         parsed.arguments = given
@@ -102,10 +105,6 @@ def command_line() -> Parser:
 
 def _split_watch(rest: Sequence[str]) -> tuple[list[str], list[str]]:
     """The command with its own options and the script, and the arguments of the script."""
-    for word in rest:
-        refuse_gone("watch", word.partition("=")[0])
-        if not word.startswith("-"):
-            break
     with one_line_errors("labkit watch", ArgumentError):
         try:
             own, program = split_program(watch, rest)

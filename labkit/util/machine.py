@@ -71,8 +71,8 @@ def cgroup_quota(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
     return min(quotas, default=None)
 
 
-def cgroup_folders(root: Path, membership: Path) -> list[Path]:
-    """Folders of this process's groups and all their parents (cgroup v2, and the cpu controller of v1)."""
+def cgroup_folders(root: Path, membership: Path, controller: str = "cpu") -> list[Path]:
+    """Folders of this process's groups and all their parents (cgroup v2, and one controller of v1)."""
     groups, lines = [], list[bytes]()
     with suppress(OSError):  # not Linux
         lines = membership.read_bytes().splitlines()
@@ -83,8 +83,8 @@ def cgroup_folders(root: Path, membership: Path) -> list[Path]:
         controllers, group = fields
         if controllers == "":
             base = root
-        elif "cpu" in controllers.split(","):
-            base = root / controllers if (root / controllers).is_dir() else root / "cpu"
+        elif controller in controllers.split(","):
+            base = root / controllers if (root / controllers).is_dir() else root / controller
         else:
             continue
         parts = [part for part in group.split("/") if part]

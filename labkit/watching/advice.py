@@ -119,14 +119,19 @@ class Recommendation:
         return f" Should bring {self.speedup_low:.2f}x to {self.speedup:.2f}x."
 
 
-def advise(costs: Costs, traits: LoaderTraits, in_line_s: float = 0.0, n_sharing: int = 1) -> list[Recommendation]:
+def advise(
+    costs: Costs, traits: LoaderTraits, in_line_s: float = 0.0, n_sharing: int = 1, most_workers: int | None = None
+) -> list[Recommendation]:
     """What to change, the largest gain first; a single "none" if training does not wait for data.
 
     Args:
         in_line_s: Seconds per batch that training waits for one while a later one is ready.
         n_sharing: Processes of the training that share the cores, as far as torchrun's variables do not say so.
+        most_workers: That there is room for; None: any number.
     """
     cores = _own_cores(n_sharing)
+    if most_workers is not None:
+        cores = max(1, min(cores, most_workers))
     found: dict[str, Recommendation] = {}
     for cause, share in sorted(costs.lost.items(), key=lambda item: -item[1]):
         if share >= MIN_SHARE and _applies(cause, traits):

@@ -172,8 +172,19 @@ class WatchReport:
             few = f"Only {seen} seen without the first ones of each epoch: too few for a ceiling or advice."
             few += f" Let the training take more steps, so that {FEW} are left."
             return [describe_waiting(self.shares), few, *self.notes]
-        told = [describe_waiting(self.shares), self._describe_ceiling(), str(self.recommendation)]
+        told = [describe_waiting(self.shares), *self._spare, self._describe_ceiling(), str(self.recommendation)]
         return [*told, *self.pace_sentences, *self.batch_sentences, *self.notes]
+
+    @property
+    def _spare(self) -> list[str]:
+        """What workers could give beyond what a training that does not wait for data takes; a sentence, or none."""
+        num_workers, making_s = self.settings.get("num_workers") or 0, self.costs.making
+        if not num_workers or not making_s or 1 - self.shares["compute"] >= MIN_SHARE:
+            return []
+        factor = num_workers * self.costs.together / making_s
+        enough = math.ceil((1 + MIN_SHARE) * making_s / self.costs.together)
+        fewer = f": {enough} of {num_workers} workers would do" * (enough < num_workers)
+        return [f"The loader could feed {factor:.1f} times this rate{fewer}."] * (factor >= 1 + MIN_SHARE)
 
     @property
     def batch_sentences(self) -> list[str]:
@@ -477,10 +488,17 @@ def make_report(
 
     samples, slow = slow_samples(observer.samples(accounts.loader, settled=True), accounts.loader.name_of)
     busy, loader, n_threads = observer.device.busy, accounts.loader, torch.get_num_threads()
+    shares = {"compute": costs.step / costs.together, **costs.lost}
+    resources = observer.resources.read(
+        torch_threads=n_threads, num_workers=loader.traits.num_workers or 0,
+        worker_threads=read_threads(loader.folder), step_queued=accounts.step_queued,
+        making_queued=accounts.making_queued, **place_of(loader.places),
+    )  # fmt: skip
+    most_workers = resources.most_workers(shares, others_share)
     return WatchReport(
-        shares={"compute": costs.step / costs.together, **costs.lost}, ceiling=costs.together / costs.step,
+        shares=shares, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
-        recommendations=advise(costs, loader.traits, accounts.in_line_s), costs=costs,
+        recommendations=advise(costs, loader.traits, accounts.in_line_s, most_workers=most_workers), costs=costs,
         in_line_s=accounts.in_line_s,
         n_batches=len(accounts.of("training")), tables={
             "loaders": _table(observer, accounts), "spans": _spans(accounts), "epochs": epochs,
@@ -490,11 +508,7 @@ def make_report(
         notes=[*_notes(accounts), *_not_covered(observer, accounts), *observer.failed, *observer.hung],
         blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
         batch=batch, pace=figures_of(observer, accounts),
-        resources=observer.resources.read(
-            torch_threads=n_threads, num_workers=loader.traits.num_workers or 0,
-            worker_threads=read_threads(loader.folder), step_queued=accounts.step_queued,
-            making_queued=accounts.making_queued, **place_of(loader.places),
-        ), **known,
+        resources=resources, **known,
     )  # fmt: skip
 
 
@@ -528,7 +542,9 @@ def _notes(accounts: Accounts) -> list[str]:
             "was sampled every 5 ms, and each call of backward() counts as a batch."
         )
     if not accounts.loader.trains and not accounts.of(REPLAY):
-        notes.append("No optimizer of torch stepped between batches: this may not be the loader of the training.")
+        notes.append(
+            "Neither backward() nor an optimizer of torch ran between batches: this may be no training's loader."
+        )
     threads = {epoch.thread for epoch in accounts.loader.epochs}
     if len(threads) > 1:
         notes.append("A thread of the script reads ahead of the training, which may hide part of these waits.")
@@ -555,7 +571,8 @@ def _not_covered(observer: Observer, accounts: Accounts) -> Iterator[str]:
         if each.has_gradients and each not in (*observer.training, main) and each.n_batches > main.n_batches:
             yield (
                 f"{each.kind} {each.number} gave {each.n_batches} batches, and the loader of these figures "
-                f"{main.n_batches}, but no optimizer of torch stepped between them: the training may be there."
+                f"{main.n_batches}, but neither backward() nor an optimizer of torch ran between "
+                "them: the training may be there."
             )
 
 

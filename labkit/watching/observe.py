@@ -283,6 +283,7 @@ class Observer:
     def _start_sampling(self) -> None:
         if not self.resources.runs:
             self.resources.begin()
+            self._undo.callback(self.resources.stop)
         if not line_sampler().runs:
             line_sampler().start()
             self._undo.callback(line_sampler().stop)
@@ -390,6 +391,8 @@ class Observer:
                 original(iterator, loader, *args, **kwargs)
             finally:
                 loader.worker_init_fn = own
+            workers = getattr(iterator, "_workers", ())
+            self.resources.memory.add([pid for each in workers if (pid := getattr(each, "pid", None))])
             if folder:
                 seen, _ = self._epochs.get(iterator)
                 seen.folders[len(seen.epochs) - 1] = folder
@@ -497,7 +500,7 @@ class Observer:
         finally:
             received_s, cpu_s = time.perf_counter(), time.process_time()
             asking.epoch = outer
-        phase = self.control.phase
+        phase, thread = self.control.phase, threading.get_ident()
         self.control.received(seen, data)
         self.device.received(idle)
         self.resources.look(received_s)
@@ -508,12 +511,12 @@ class Observer:
                 seen.batch = look_at(data)
         if self._n_noted < _MOST_IN_ALL and len(epoch.batches) < MOST_NOTED:
             self._n_noted += 1
-            n_steps = self.n_steps[epoch.thread]
+            n_steps = self.n_steps[thread]
             own = worker, ready, n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
             epoch.batches.append(Batch(asked_s, received_s, *own))
             if n_steps > epoch.batches[0].n_steps:
-                self._known_to_train.add(epoch.thread)
-        self._given.add(epoch.thread)
+                self._known_to_train.add(thread)
+        self._given.add(thread)
         self._does("steps", seen, epoch, worker, iterator)
         lines.loader, lines.loop = epoch.key, epoch.loop
         lines.begin(STEP)

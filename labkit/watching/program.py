@@ -109,8 +109,8 @@ class Steps(Control):
         if not seen.trains and not self._is_over:
             self._watched.observer.main = seen
             self._note(
-                f"The batches of {seen.kind} {seen.number} were taken for the training's, although no optimizer of "
-                f"torch stepped between {seen.n_batches} of them: if that loop is none, put it under torch.no_grad()."
+                f"The batches of {seen.kind} {seen.number} were taken for the training's, although neither "
+                f"backward() nor an optimizer of torch ran between {seen.n_batches} of them."
             )
         self._is_over = True
         self._then()

@@ -137,7 +137,8 @@ def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
     if n_sharing > 1:  # a process that another one starts does not know how many share its cores
         names = {each.name for each in fields(LoaderTraits)}
         traits = LoaderTraits(**{name: value for name, value in report.settings.items() if name in names})
-        advice = advise(report.costs, traits, report.in_line_s, n_sharing)
+        most_workers = resources.most_workers(report.shares, report.others_share)
+        advice = advise(report.costs, traits, report.in_line_s, n_sharing, most_workers)
     others_share = max(0.0, report.others_share - by_others)
     return replace(report, others_share=others_share, resources=resources, recommendations=advice)
 

@@ -18,6 +18,7 @@ from labkit.measure.usage import MAX_OTHERS
 from labkit.util.machine import usable_cores
 from labkit.watching.advice import MIN_SHARE
 from labkit.watching.linux import Pressure, Throttling, file_limit, mount_of, pressures, shared_memory, throttling
+from labkit.watching.process_memory import Memory, MemoryWatch
 from labkit.watching.traits import of_data_set, source_of
 
 # Of /dev/shm, the share that is free where it is nearly full, and of the open files that are allowed, the share that is
@@ -46,6 +47,7 @@ class Resources:
     num_workers, worker_threads: Workers, and the threads that a library computes with in each: `torch`, `cv2`.
     step_queued, making_queued: Share of the step, and of the making of batches, in which their thread was ready to run
         and had no core.
+    memory: Of the training process and its workers.
     """
 
     seconds: float | None = None
@@ -66,6 +68,7 @@ class Resources:
     worker_threads: dict[str, int] = field(default_factory=dict)
     step_queued: float | None = None
     making_queued: float | None = None
+    memory: Memory = field(default_factory=Memory)
 
     def facts(self) -> dict[str, str]:
         """What is known, by subject, in reading order."""
@@ -107,7 +110,16 @@ class Resources:
         told = "; ".join(f"{subject} {finding}" for subject, finding in facts.items())
         disturbing = others_share if others_share > MAX_OTHERS else 0.0
         found = [*self._scarce_cores(shares, disturbing), *self._scarce_room(shares)]
-        return [f"The machine: {told}.", *found]
+        told_of_memory = self.memory.sentence(n_sharing=self.n_sharing, tells_room=not _advises_fewer(found))
+        return [f"The machine: {told}.", *[told_of_memory] * bool(told_of_memory), *found]
+
+    def most_workers(self, shares: Mapping[str, float], others_share: float) -> int | None:
+        """Workers that may be advised: those that fit into memory, and no more where fewer are advised; None: any."""
+        disturbing = others_share if others_share > MAX_OTHERS else 0.0
+        if _advises_fewer([*self._scarce_cores(shares, disturbing), *self._scarce_room(shares)]):
+            return self.num_workers
+        more = self.memory.n_more_workers
+        return None if more is None else self.num_workers + more // self.n_sharing
 
     def _scarce_cores(self, shares: Mapping[str, float], disturbing: float) -> Iterable[str]:
         # Threads that are stopped go on with the next period: at most this share of the time is lost.
@@ -181,6 +193,10 @@ class Resources:
             )
 
 
+def _advises_fewer(sentences: Iterable[str]) -> bool:
+    return any("fewer workers" in sentence for sentence in sentences)
+
+
 _ONE_THREAD = {"torch": "torch.set_num_threads(1)", "cv2": "cv2.setNumThreads(0)"}
 
 
@@ -206,10 +222,11 @@ class ResourceWatch:
 
     Attributes:
         runs: Whether it has begun.
+        memory: What looks at its memory.
     """
 
     def __init__(self) -> None:
-        self.runs = False
+        self.runs, self.memory = False, MemoryWatch()
         self._began_s, self._next_s = 0.0, 0.0
         self._throttling, self._pressures = dict[str, Throttling](), dict[str, Pressure]()
         self._shm, self._shm_free, self._n_files, self._limit = 0, 0, 0, 0
@@ -219,6 +236,11 @@ class ResourceWatch:
         self.runs, self._began_s = True, time.monotonic()  # as the kernel counts: no simulated device's clock
         with suppress(Exception):  # the script goes on, whatever cannot be read
             self._throttling, self._pressures = throttling(), pressures()
+            self.memory.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self.memory.stop()
 
     def look(self, now_s: float) -> None:
         """Look how full things are, if it is time to. Called for each batch."""
@@ -248,7 +270,7 @@ class ResourceWatch:
         return Resources(
             seconds=seconds, shm_bytes=self._shm, shm_free_bytes=self._shm_free, files_limit=self._limit,
             files_open=self._n_files, n_periods=stopped.n_periods, n_throttled=stopped.n_throttled,
-            throttled_s=stopped.seconds, pressure=pressure, **known,
+            throttled_s=stopped.seconds, pressure=pressure, memory=self.memory.read(), **known,
         )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ class SeenLoader:
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer stepped between its batches."""
+        """Whether gradients were computed, or an optimizer stepped, between its batches."""
         return any(epoch.batches[-1].n_steps > epoch.batches[0].n_steps for epoch in self.epochs if epoch.batches)
 
     @property

@@ -195,7 +195,7 @@ class TestLoaders:
         with lk.watch() as watched:
             train(numbers(20, batch_size=2))
             list(numbers(40, batch_size=2))
-        said = "DataLoader 1 gave 20 batches, and the loader of these figures 10, but no optimizer of torch stepped"
+        said = "DataLoader 1 gave 20 batches, and the loader of these figures 10, but neither backward() nor an opt"
         assert said in repr(watched.report())
 
     @pytest.mark.parametrize("num_workers", [0, 1])
