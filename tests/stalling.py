@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.measure import usage
-from labkit.watching import lines, observe, timings
+from labkit.watching import lines, record, worker
 
 BATCH = 4
 _CAUSES = ("step", "fetch", "prepare", "hand_over")
@@ -30,7 +30,7 @@ class Clock:
         self.wall_s = self.cpu_s = 0.0
         monkeypatch.setattr(time, "perf_counter", self.perf_counter)
         monkeypatch.setattr(time, "process_time", self.process_time)
-        for module in (observe, timings):
+        for module in (record, worker):
             monkeypatch.setattr(module, "run_queue_s", lambda: 0.0)
 
     def perf_counter(self) -> float:

@@ -266,7 +266,7 @@ def compare_watches(
     after: Annotated[str, Argument(metavar="AFTER", help="And of another.")],
 ) -> None:
     """Show what became faster or slower between two watched runs, and what else differs."""
-    from labkit.watching.runs import compare_runs
+    from labkit.watching.diff import compare_runs
 
     with one_line_errors("labkit", OSError, ValueError):
         lines = compare_runs(before, after)

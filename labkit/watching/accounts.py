@@ -10,11 +10,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from labkit.watching.advice import Costs
-from labkit.watching.device_times import DeviceSpan, DeviceTimes
-from labkit.watching.observe import Observer
+from labkit.watching.device import DeviceSpan, DeviceTimes
+from labkit.watching.record import Record
 from labkit.watching.seen import REPLAY, Batch, Epoch, SeenLoader
-from labkit.watching.timings import BatchTiming
 from labkit.watching.traits import LoaderTraits
+from labkit.watching.worker import BatchTiming
 
 LEAST_S = 1e-9  # what the clock can tell: nothing is left of a step whose time is all that of copies
 Span = tuple[float, float]  # when something began and ended
@@ -94,45 +94,45 @@ def _share(part_s: float, whole_s: float) -> float | None:
     return min(1.0, part_s / whole_s) if part_s > 0 and whole_s > 0 else None
 
 
-def find_accounts(observer: Observer) -> Accounts | None:
+def find_accounts(record: Record) -> Accounts | None:
     """The accounts of the training; None if fewer than two batches were asked for."""
-    chosen = observer.training or observer.loaders
-    loader = observer.main or max(chosen, key=lambda each: each.n_batches, default=None)
+    chosen = record.training or record.loaders
+    loader = record.main or max(chosen, key=lambda each: each.n_batches, default=None)
     if loader is None or loader.n_batches < 2:
         return None
-    return account_for(observer, loader, observer.times(loader))
+    return account_for(record, loader, record.times(loader))
 
 
 def account_for(
-    observer: Observer, loader: SeenLoader, times: Mapping[int, dict[int, list[BatchTiming]]], first: int = 0
+    record: Record, loader: SeenLoader, times: Mapping[int, dict[int, list[BatchTiming]]], first: int = 0
 ) -> Accounts:
     """The accounts of a loader.
 
     Args:
-        observer: What else was noted meanwhile.
+        record: What else was noted meanwhile.
         loader: With those of its epochs that count.
-        times: What its workers noted, as `Observer.times` gives it.
+        times: What its workers noted, as `Record.times` gives it.
         first: Number of the first of these epochs.
     """
-    training, since_s = observer.training or observer.loaders, loader.epochs[0].began_s
+    training, since_s = record.training or record.loaders, loader.epochs[0].began_s
     made, ends = _made_of(loader, times, first)
     beside = _waits([each for each in training if each.number != loader.number], since_s)
-    loops, saves = pauses(observer)
+    loops, saves = pauses(record)
     turns = _settled(loader, ends, beside, Spent([*loops, *saves]), first)
     return Accounts(loader, turns, made, _in_line_s(loader, ends), _readiness(loader, ends), first > 0)
 
 
-def pauses(observer: Observer) -> tuple[list[Span], list[Span]]:
+def pauses(record: Record) -> tuple[list[Span], list[Span]]:
     """When other loaders were looped over, as for a validation, and when the threads that train saved checkpoints."""
-    training = observer.training or observer.loaders
+    training = record.training or record.loaders
     starts = sorted(epoch.began_s for each in training for epoch in each.epochs)
-    epochs = [epoch for each in observer.loaders if each not in training for epoch in each.epochs if epoch.batches]
+    epochs = [epoch for each in record.loaders if each not in training for epoch in each.epochs if epoch.batches]
     spans = [(each.began_s, each.ended_s or each.batches[-1].received_s) for each in epochs]
     loops = [
         span for span in spans if bisect_left(starts, span[0]) == bisect_left(starts, span[1])
     ]  # none around epochs
     threads = {epoch.thread for each in training for epoch in each.epochs}
-    return loops, [(began_s, ended_s) for began_s, ended_s, thread in list(observer.saves) if thread in threads]
+    return loops, [(began_s, ended_s) for began_s, ended_s, thread in list(record.saves) if thread in threads]
 
 
 def _readiness(loader: SeenLoader, ends: dict[Batch, _Ready]) -> float:

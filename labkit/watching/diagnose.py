@@ -19,10 +19,10 @@ from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.util.arguments import require_int
 from labkit.util.process import closing_pass
 from labkit.watching.accounts import Accounts, find_accounts
-from labkit.watching.findings import Diagnosis
-from labkit.watching.observe import Observer
+from labkit.watching.diff import in_parts
 from labkit.watching.program import KEPT, UNSETTLED, Replay, n_ahead
-from labkit.watching.runs import in_parts
+from labkit.watching.record import Record
+from labkit.watching.report import Diagnosis
 from labkit.watching.seen import REPLAY, Control, SeenLoader
 from labkit.watching.watched import Watched
 
@@ -126,8 +126,8 @@ def diagnose(
     with unchanged(loader):
         watched.start()
         try:
-            given = _Batches(loader, watched.observer)
-            parts = watched.observer.control = _Parts(watched, given, batches * rounds, limit_s)
+            given = _Batches(loader, watched.record)
+            parts = watched.record.control = _Parts(watched, given, batches * rounds, limit_s)
             with closing(iter(given)) as endless, suppress(_Over):
                 for batch in endless:
                     if inspect.isgenerator(result := step(batch)) or inspect.iscoroutine(result):
@@ -136,10 +136,11 @@ def diagnose(
                         synchronize()
             given.join_parts()
             report = watched.report()
-            accounts: Any = find_accounts(watched.observer)  # there are some, as there is a report
+            accounts: Any = find_accounts(watched.record)  # there are some, as there is a report
         finally:
-            watched.observer.control = Control()  # which holds no loader, and with it its workers
-            watched.observer.stop()
+            watched.record.control = Control()  # which holds no loader, and with it its workers
+            watched.hooks.stop()
+            watched.record.stop()
     n_images = statistics.fmean((count or counted)(batch) for batch in parts.kept)
     return Diagnosis(**vars(report), frame=_make_frame(accounts, rounds, n_images))
 
@@ -159,13 +160,13 @@ def _check_arguments(loader: Any, step: Any, batches: int, rounds: int) -> None:
 class _Batches:
     """Endless batches of any loader, one epoch after the other, noted also where `watch` does not know it."""
 
-    def __init__(self, loader: Iterable[Any], observer: Observer):
-        self.loader, self._observer = loader, observer
+    def __init__(self, loader: Iterable[Any], record: Record):
+        self.loader, self._record = loader, record
         self._is_known: bool | None = None  # to a hook that notes it
 
     @property
     def seen(self) -> SeenLoader | None:
-        return self._observer.seen(self.loader if self._is_known else self)
+        return self._record.seen(self.loader if self._is_known else self)
 
     def __iter__(self) -> Generator[Any, None, None]:
         n_epochs = 0
@@ -184,25 +185,25 @@ class _Batches:
         start = lambda: iter(self.loader)  # noqa: E731
         if self._is_known is None:
             batches = iter(self.loader)
-            self._is_known, start = self._observer.seen(self.loader) is not None, lambda: batches
-        return start() if self._is_known else self._observer.noted(start, self.loader, self)
+            self._is_known, start = self._record.seen(self.loader) is not None, lambda: batches
+        return start() if self._is_known else self._record.noted(start, self.loader, self)
 
     def join_parts(self) -> None:
         """Take what is known of loaders within this one for its own: their batches are not the training's.
 
         They began before it gave its first batch. Those that began later are the step's.
         """
-        self._observer.main = seen = self.seen
+        self._record.main = seen = self.seen
         if seen is None or self._is_known or not seen.n_batches:
             return
         first_s = seen.epochs[0].batches[0].received_s
-        parts = [each for each in self._observer.loaders if each is not seen and each.epochs[0].began_s <= first_s]
+        parts = [each for each in self._record.loaders if each is not seen and each.epochs[0].began_s <= first_s]
         for part in parts[:1]:  # of several, how one makes its batches stands for all
             seen.folders = part.folders
             for epoch, of_part in zip(seen.epochs, part.epochs, strict=False):
                 epoch.number, epoch.made_here = of_part.number, of_part.made_here
         numbers = {part.number for part in parts}
-        self._observer.loaders = [each for each in self._observer.loaders if each.number not in numbers]
+        self._record.loaders = [each for each in self._record.loaders if each.number not in numbers]
 
 
 class _Over(Exception):

@@ -10,9 +10,9 @@ from dataclasses import replace
 from labkit.watching.accounts import Accounts, Spent, account_for, costs_of, pauses
 from labkit.watching.advice import CAUSES, MIN_SHARE
 from labkit.watching.batches import rounded
-from labkit.watching.observe import Observer
+from labkit.watching.record import Record
 from labkit.watching.seen import Epoch, SeenLoader
-from labkit.watching.timings import TimesReader
+from labkit.watching.worker import TimesReader
 
 _PERCENTILES = (50, 95, 99)
 _MOST_TOLD = 8  # epochs in a sentence
@@ -22,18 +22,18 @@ class EpochFigures:
     """The figures of the finished epochs of a training, of each worked out once.
 
     Args:
-        observer: Of the process that trains.
+        record: Of the process that trains.
     """
 
-    def __init__(self, observer: Observer):
-        self._observer = observer
-        self._found: dict[int, dict[str, float]] = {}  # by the epoch, which the observer keeps
+    def __init__(self, record: Record):
+        self._record = record
+        self._found: dict[int, dict[str, float]] = {}  # by the epoch, which the record keeps
         self._times = TimesReader()
 
     def read(self) -> list[dict[str, float]]:
         """One flat dict for each epoch that has ended, in order."""
-        epochs = _training_epochs(self._observer)
-        validations, checkpoints = map(Spent, pauses(self._observer))
+        epochs = _training_epochs(self._record)
+        validations, checkpoints = map(Spent, pauses(self._record))
         found = list[dict[str, float]]()
         for number, (seen, of_loader) in enumerate(epochs):
             epoch, following = seen.epochs[of_loader], seen.epochs[of_loader + 1 : of_loader + 2]
@@ -53,9 +53,9 @@ class EpochFigures:
         epoch = seen.epochs[number]
         began_with = number - epoch.number  # the epoch that started its workers
         times = {began_with: self._times.read(seen.folders.get(began_with, ""), epoch.number)}
-        accounts = account_for(self._observer, replace(seen, epochs=[epoch]), times, number)
+        accounts = account_for(self._record, replace(seen, epochs=[epoch]), times, number)
         ended = epoch.device_ended or (following[0].device_began if following else epoch.device_began)
-        span = self._observer.device.between(epoch.device_began, ended)
+        span = self._record.device.between(epoch.device_began, ended)
         shares = dict.fromkeys(("compute", *CAUSES), math.nan)
         if accounts.of("training"):
             costs = costs_of(accounts, span)
@@ -63,13 +63,13 @@ class EpochFigures:
         return {"n_batches": len(epoch.batches), **shares, **pace_of(accounts)}
 
 
-def _training_epochs(observer: Observer) -> list[tuple[SeenLoader, int]]:
+def _training_epochs(record: Record) -> list[tuple[SeenLoader, int]]:
     """The epochs of the training in order, by loader and number: also if each has a loader of its own.
 
     Where steps take batches from several loaders, those of the one that gives the most.
     """
     found, taken = list[tuple[SeenLoader, int]](), list[tuple[float, float]]()
-    for seen in sorted(observer.training or observer.loaders, key=lambda each: -each.n_batches):
+    for seen in sorted(record.training or record.loaders, key=lambda each: -each.n_batches):
         spans = [(each.began_s, each.ended_s or each.batches[-1].received_s) for each in seen.epochs if each.batches]
         if not any(began_s < until_s and since_s < ended_s for began_s, ended_s in spans for since_s, until_s in taken):
             found += [(seen, number) for number, epoch in enumerate(seen.epochs) if epoch.batches]
@@ -85,9 +85,9 @@ def pace_of(accounts: Accounts) -> dict[str, float]:
     return {"ready": accounts.ready} | {f"step_p{each}_ms": 1e3 * cuts[each - 1] for each in _PERCENTILES}
 
 
-def figures_of(observer: Observer, accounts: Accounts) -> dict[str, float]:
+def figures_of(record: Record, accounts: Accounts) -> dict[str, float]:
     """The same for the whole training, with the seconds of its pauses."""
-    validations, checkpoints = map(Spent, pauses(observer))
+    validations, checkpoints = map(Spent, pauses(record))
     since_s = min(epoch.began_s for epoch in accounts.loader.epochs)
     return pace_of(accounts) | {
         "validation_s": validations.within(since_s, math.inf), "checkpoint_s": checkpoints.within(since_s, math.inf),

@@ -27,7 +27,7 @@ from labkit.watching.seen import REPLAY, Control, SeenLoader
 from labkit.watching.watched import Children, Watched
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
-    from labkit.watching.findings import WatchReport
+    from labkit.watching.report import WatchReport
 
 
 @contextmanager
@@ -100,14 +100,14 @@ class Steps(Control):
             self._then()
 
     def _is_training(self, seen: SeenLoader) -> bool:
-        if any(loader.trains for loader in self._watched.observer.loaders):
+        if any(loader.trains for loader in self._watched.record.loaders):
             return seen.trains
         return seen.has_gradients or seen.n_batches >= _PATIENCE * (self._n_steps + UNSETTLED)
 
     def _end_without_steps(self, seen: SeenLoader) -> None:
         """Act, and say so if nothing but the number of batches tells that they were a training's."""
         if not seen.trains and not self._is_over:
-            self._watched.observer.main = seen
+            self._watched.record.main = seen
             self._note(
                 f"The batches of {seen.kind} {seen.number} were taken for the training's, although neither "
                 f"backward() nor an optimizer of torch ran between {seen.n_batches} of them."
@@ -116,7 +116,7 @@ class Steps(Control):
         self._then()
 
     def _note(self, said: str) -> None:
-        self._watched.observer.failed.append(said)
+        self._watched.record.failed.append(said)
 
     def received(self, seen: SeenLoader, data: Any) -> None:
         self._progress.received(seen, data)
@@ -305,10 +305,10 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
         SystemExit: with status 2, if there is no such script.
     """
     terminal, watched = Terminal(), Watched()
-    watched.observer.watch_stalls(options.stall, terminal)
+    watched.record.watch_stalls(options.stall, terminal)
     children = Children(watched)
     finish = _Finish(watched, children, options, terminal)
-    watched.observer.control = _control(watched, options, finish, terminal)
+    watched.record.control = _control(watched, options, finish, terminal)
     before_termination(finish)
     before_exit(finish, lambda: finish.status if os.getpid() == finish.pid else 0)
     children.start()
@@ -357,7 +357,7 @@ class _Finish:
                 self.status = OVER_BUDGET if self._options.budget else 0
                 self._say()
             except NothingSeen as error:
-                if not self.is_refused or self._watched.observer.loaders:
+                if not self.is_refused or self._watched.record.loaders:
                     self._terminal.tell(str(error))
             except BaseException as error:  # also Ctrl-C: the script has ended, or goes on, in its own way
                 self._terminal.tell(f"there is no report: {type(error).__name__}: {error}")
@@ -391,7 +391,7 @@ class _Finish:
                 self._terminal.show(report)
             self._save(report)
         if self._options.budget:
-            from labkit.watching.runs import judge_budget
+            from labkit.watching.diff import judge_budget
 
             said = judge_budget(report.to_dict(), self._options.budget) if report is not None else []
             for line in said:

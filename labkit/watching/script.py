@@ -220,7 +220,7 @@ def before_termination(report: Callable[[], object]) -> None:
 
 
 if TYPE_CHECKING:
-    from labkit.watching.findings import WatchReport
+    from labkit.watching.report import WatchReport
 
 _BAR = 40
 _EVERY_S = 10.0

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from labkit.watching.batches import BatchFacts
-from labkit.watching.device_times import DeviceMark
-from labkit.watching.timings import BatchTiming, Noted
+from labkit.watching.device import DeviceMark
 from labkit.watching.traits import LoaderTraits
+from labkit.watching.worker import BatchTiming, Noted
 
 REPLAY = "replay"  # the phase in which batches are repeated from memory
 FEW = 20  # batches: with fewer the figures are rough

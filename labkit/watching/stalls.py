@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from labkit.measure.usage import descendants
-from labkit.watching.hand import SIGNAL, Hand, answer_with_stacks, answers_in, hand_here
 from labkit.watching.lines import calls_of_thread, line_at, short_path
 from labkit.watching.linux import (
     descriptor_of,
@@ -31,6 +30,7 @@ from labkit.watching.linux import (
 )
 from labkit.watching.resources import ALL_FILES, FULL_SHM, FULL_SHM_BYTES
 from labkit.watching.traits import names_of
+from labkit.watching.worker import SIGNAL, Hand, answer_with_stacks, answers_in, hand_here
 
 
 class Doing(NamedTuple):

@@ -20,32 +20,33 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import NothingSeen
 from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.watching.epochs import EpochFigures
-from labkit.watching.observe import Change, Observer, describe_nothing
+from labkit.watching.hooks import Change, Hooks
+from labkit.watching.record import Record, describe_nothing
 from labkit.watching.script import Terminal, before_exit
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
-    from labkit.watching.findings import WatchReport
+    from labkit.watching.report import WatchReport
 
 
 class Watched:
     """What `watch` observes; `report()` tells what it saw so far, and `epochs` the figures of each epoch."""
 
     def __init__(self, command: str = ""):
-        self.observer = Observer()
-        self.command = command
+        self.record, self.command = Record(), command
+        self.hooks = Hooks(self.record)
         self._began = core_time(), tree_cpu_s(), monotonic(), time.perf_counter()
         self._report: WatchReport | None = None
         self.loader_s: float | None = None
-        self._figures = EpochFigures(self.observer)
+        self._figures = EpochFigures(self.record)
         self._epochs: list[dict[str, float]] | None = None  # once the observation has ended
 
     def start(self, more: Mapping[str, Change] = MappingProxyType({})) -> None:
-        self.observer.start(more)
+        self.hooks.start(more)
 
     def begin_again(self) -> None:
         """Forget what was seen: this process was forked, and that was its parent's."""
-        self.observer.forget()
-        self._figures, self._epochs = EpochFigures(self.observer), None
+        self.record.forget()
+        self._figures, self._epochs = EpochFigures(self.record), None
         self._report, self._began = None, (core_time(), tree_cpu_s(), monotonic(), time.perf_counter())
 
     def stop(self) -> None:
@@ -57,7 +58,8 @@ class Watched:
         finally:
             with suppress(Exception):  # what cannot be told must not end the script
                 self._epochs = self._figures.read()
-            self.observer.stop()
+            self.hooks.stop()
+            self.record.stop()
 
     @property
     def epochs(self) -> list[dict[str, float]]:
@@ -86,20 +88,20 @@ class Watched:
         if self._report is not None:
             return self._report
         epochs = self.epochs
-        with self.observer.with_loop():
+        with self.record.with_loop():
             return self._report_of(epochs)
 
     def _report_of(self, epochs: list[dict[str, float]]) -> "WatchReport":
-        if all(loader.n_batches < 2 for loader in self.observer.loaders):
-            raise NothingSeen(describe_nothing(self.observer))
-        from labkit.watching.findings import make_report
+        if all(loader.n_batches < 2 for loader in self.record.loaders):
+            raise NothingSeen(describe_nothing(self.record))
+        from labkit.watching.report import make_report
 
         cores, own_s, real_s, began_s = self._began
         busy_s, own_s = (core_time() - cores).busy_s, tree_cpu_s() - own_s
         core_s = (monotonic() - real_s) * (os.cpu_count() or 1)
-        self.observer.device.read()
+        self.record.device.read()
         return make_report(
-            self.observer, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=epochs,
+            self.record, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=epochs,
             others_share=max(0.0, busy_s - own_s) / core_s, loader_s=self.loader_s, command=self.command,
             observed_s=(began_s, time.perf_counter()),
         )  # fmt: skip
@@ -121,7 +123,7 @@ class Children:
 
     def start(self) -> None:
         """Observe the processes that are started from now on."""
-        change = self._watched.observer.change
+        change = self._watched.hooks.change
         self._watched.start({
             "multiprocessing.process": lambda process: change(process.BaseProcess, "start", self._starting)
         })  # fmt: skip
@@ -169,16 +171,16 @@ class Children:
         @functools.wraps(original)
         def start(process: Any) -> None:
             module = getattr(getattr(process, "_target", None), "__module__", None) or ""
-            self._folder = self._folder or observer.folder()
+            self._folder = self._folder or record.folder()
             if self._folder and not module.startswith(_WORKERS):
-                stall_s = observer.stalls.stall_s if observer.stalls else 0.0
+                stall_s = record.stalls.stall_s if record.stalls else 0.0
                 process._labkit_begins = _Begins(self._folder, stall_s)
             try:
                 original(process)
             finally:
                 vars(process).pop("_labkit_begins", None)
 
-        observer = self._watched.observer
+        record = self._watched.record
         return start
 
 
@@ -195,7 +197,7 @@ class _Begins:
 def _begin(folder: str, stall_s: float) -> None:
     with suppress(Exception):  # the process must start
         watched = Watched()
-        watched.observer.watch_stalls(stall_s, Terminal())
+        watched.record.watch_stalls(stall_s, Terminal())
         children = Children(watched, folder)
         children.start()
         end = functools.cache(children.hand_over)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit.watching.batches import look_at
-from labkit.watching.findings import SHARES
+from labkit.watching.report import SHARES
 from tests.watching.trained import watched_while
 
 DEAR, CHEAP = ({"compute": 1 - share, "hand-over": share} for share in (0.2, 0.01))

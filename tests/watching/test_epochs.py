@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import labkit as lk
 from labkit.watching.accounts import find_accounts
-from labkit.watching.findings import SHARES
-from labkit.watching.timings import BatchTiming, TimesReader
+from labkit.watching.report import SHARES
+from labkit.watching.worker import BatchTiming, TimesReader
 from tests.stalling import Clock
 from tests.watching.test_files import observed
 from tests.watching.trained import optimizer, train, watched_while
@@ -200,12 +200,12 @@ class TestReadiness:
         ],
     )
     def test_is_that_of_the_next_batch_in_order(self, times, ready):
-        observer = observed([row[:5] for row in times])
-        [loader] = observer.loaders
+        record = observed([row[:5] for row in times])
+        [loader] = record.loaders
         loader.epochs[0].batches = [
             batch._replace(ready=row[5]) for batch, row in zip(loader.epochs[0].batches, times, strict=True)
         ]
-        assert find_accounts(observer).ready == pytest.approx(ready)
+        assert find_accounts(record).ready == pytest.approx(ready)
 
 
 class TestWorkersTimes:

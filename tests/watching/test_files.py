@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import labkit as lk
 from labkit.watching.accounts import find_accounts
-from labkit.watching.findings import slow_samples
-from labkit.watching.observe import Batch, Epoch, Observer, SeenLoader
-from labkit.watching.timings import BatchTiming
+from labkit.watching.record import Record
+from labkit.watching.report import slow_samples
+from labkit.watching.seen import Batch, Epoch, SeenLoader
 from labkit.watching.traits import LoaderTraits, names_of
+from labkit.watching.worker import BatchTiming
 from tests.stalling import Clock
 from tests.watching.trained import train
 
@@ -29,11 +30,11 @@ def observed(times, *, num_workers=2, prefetch_factor=2):
         for number, (worker, _, _, asked, received) in enumerate(times)
     ]
     traits = LoaderTraits(num_workers=num_workers, prefetch_factor=prefetch_factor)
-    observer = Observer()
-    observer.loaders = [SeenLoader(0, "DataLoader", traits, [epoch])]
+    record = Record()
+    record.loaders = [SeenLoader(0, "DataLoader", traits, [epoch])]
     made = {worker: [BatchTiming(b, e, 0.0, 0.0, 0.0) for w, b, e, *_ in times if w == worker] for worker in range(2)}
-    observer.times = lambda loader: {0: made}
-    return observer
+    record.times = lambda loader: {0: made}
+    return record
 
 
 class TestTheHeadOfTheLine:
@@ -98,8 +99,8 @@ class TestSamples:
         for kind, (loader, n_samples) in loaders.items():
             with lk.watch() as watched:
                 list(loader)
-                [seen] = watched.observer.loaders
-                found = watched.observer.samples(seen)
+                [seen] = watched.record.loaders
+                found = watched.record.samples(seen)
             if n_samples is None:  # they have no numbers
                 assert slow_samples(found, seen.name_of)[1] == ""
                 continue
@@ -144,7 +145,7 @@ class TestSamples:
         )  # fmt: skip
         with lk.watch() as watched:
             list(loader)
-            found = watched.observer.samples(watched.observer.loaders[0])
+            found = watched.record.samples(watched.record.loaders[0])
         assert [index for index, _ in found] == [*range(8)]
         assert [seconds for _, seconds in found] == pytest.approx([*range(8)], abs=0.01)
 
@@ -152,24 +153,24 @@ class TestSamples:
     def test_that_a_process_made_first_are_none_of_the_settled(self, num_workers):
         with lk.watch() as watched:
             list(DataLoader(Named(), 2, num_workers=num_workers))
-            [seen] = watched.observer.loaders
-            settled = sorted(index for index, _ in watched.observer.samples(seen, settled=True))
+            [seen] = watched.record.loaders
+            settled = sorted(index for index, _ in watched.record.samples(seen, settled=True))
         assert settled == ([1, 3, 4, 5, 6, 7] if num_workers else [*range(1, 8)])
 
     def test_that_a_killed_worker_noted_are_known_but_for_its_last_batch(self):
         with lk.watch() as watched:
             list(DataLoader(Named(), 2, num_workers=1))
-            [seen] = watched.observer.loaders
+            [seen] = watched.record.loaders
             [path] = Path(seen.folder).glob("*.times")
             data = path.read_bytes()
-            whole = watched.observer.times(seen)[0][0], watched.observer.samples(seen)
+            whole = watched.record.times(seen)[0][0], watched.record.samples(seen)
             assert (len(whole[0]), len(whole[1])) == (4, 8)
             for harmed in (data + b"\xff" * 99, data + bytes(48) + (-(10**6)).to_bytes(8, "little", signed=True)):
                 path.write_bytes(harmed)
-                assert watched.observer.samples(seen) == whole[1]
+                assert watched.record.samples(seen) == whole[1]
             for size in range(len(data)):
                 path.write_bytes(data[:size])
-                times, samples = watched.observer.times(seen)[0][0], watched.observer.samples(seen)
+                times, samples = watched.record.times(seen)[0][0], watched.record.samples(seen)
                 n_batches, n_samples = len(times), len(samples)
                 assert (times, samples) == (whole[0][:n_batches], whole[1][:n_samples])
                 assert n_batches - 1 <= n_samples / 2 <= n_batches <= 4 * size / len(data) + 1
@@ -185,11 +186,11 @@ class TestSamples:
                 queued_s[0] += in_line_s
                 return super().__getitem__(index)
 
-        monkeypatch.setattr("labkit.watching.timings.run_queue_s", lambda: queued_s[0])
+        monkeypatch.setattr("labkit.watching.worker.run_queue_s", lambda: queued_s[0])
         monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
         with lk.watch() as watched:
             list(DataLoader(Interrupted(), 4))
-            found = watched.observer.samples(watched.observer.loaders[0])
+            found = watched.record.samples(watched.record.loaders[0])
         assert found == [(index, 1.0 + index) for index in range(8)]
 
     @pytest.mark.parametrize("wrapped", [False, True])
@@ -201,7 +202,7 @@ class TestSamples:
 
         with lk.watch() as watched:
             list(DataLoader(Subset(Batches(), range(8)) if wrapped else Batches(), 2))
-            assert watched.observer.samples(watched.observer.loaders[0]) == []
+            assert watched.record.samples(watched.record.loaders[0]) == []
 
     def test_that_are_slow_are_told_with_their_file_and_its_share(self, tmp_path):
         paths = [str(tmp_path / f"{number}.jpg") for number in range(100)]
@@ -240,7 +241,7 @@ class TestSamples:
     def test_are_in_the_report(self):
         with lk.watch() as watched:
             train(DataLoader(Named(80), 2))
-            watched.observer.loaders[0].epochs[0].samples.append(array("d", [1, 5, 1e6]).tobytes())
+            watched.record.loaders[0].epochs[0].samples.append(array("d", [1, 5, 1e6]).tobytes())
         report = watched.report()
         assert report.slow.startswith("1 of 79 samples takes 100% of the time in which samples are made: 5.jpg ")
         assert report.slow in repr(report)

@@ -21,8 +21,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 import labkit as lk
 from labkit.watching import linux, stalls
-from labkit.watching.hand import Hand, hand_here
 from labkit.watching.stalls import StallWatch, name_of_sample
+from labkit.watching.worker import Hand, hand_here
 from tests.loaders import eventually
 from tests.watching.trained import ENVIRONMENT, train
 
@@ -106,24 +106,24 @@ def hung(make_loader, end, is_there):
     def look():
         try:
             deadline = time.monotonic() + 60
-            while not is_there(watched.observer) and time.monotonic() < deadline:
+            while not is_there(watched.record) and time.monotonic() < deadline:
                 os.sched_yield()
             for _ in range(10):
-                watched.observer.stalls.look()
+                watched.record.stalls.look()
         finally:
             end()
 
     with lk.watch() as watched, ThreadPoolExecutor(1) as pool:
-        watched.observer.watch_stalls(1e6, terminal)  # only the looks above
+        watched.record.watch_stalls(1e6, terminal)  # only the looks above
         looks = pool.submit(look)
         train(make_loader(), lambda batch: losses.append(batch.sum().item()))
         looks.result()
     return terminal.said, losses, watched
 
 
-def in_hand(observer, n_batches=(4,)):
+def in_hand(record, n_batches=(4,)):
     """Whether sample 8 is being made while its batch is waited for, after so many."""
-    doing = observer.doing
+    doing = record.doing
     if doing is None or doing.what != "waits":
         return False
     hand = Hand.from_file(os.path.join(doing.folder, "0.hand")) if doing.worker == 0 else hand_here
@@ -157,7 +157,7 @@ class TestAHang:
         loader = lambda: DataLoader(Photos(make), 2, num_workers=1, multiprocessing_context="fork")  # noqa: E731
         # a worker that is stopped, or whose Python is, may not have handed over the batch before
         received = (3, 4) if kind in ("stopped", "C") else (4,)
-        waits = lambda observer: in_hand(observer, received) and is_in_loader()  # noqa: E731
+        waits = lambda record: in_hand(record, received) and is_in_loader()  # noqa: E731
         [report], losses, watched = hung(loader, end, waits)
         first, *lines = report.splitlines()
         assert re.match(r"no batch for 1000000 s: DataLoader 0 waits for batch [45]; the script goes on\. ", first)
@@ -166,7 +166,7 @@ class TestAHang:
         assert any("torch/utils/data/dataloader.py" in line for line in lines), "the training's own stack"
         assert "MB of /dev/shm are free" in lines[-1]
         assert losses == [4.0, 20.0, 36.0, 52.0, 68.0, 84.0]
-        assert watched.observer.hung == [f"It hung: {first.partition('goes on. ')[2]}"]
+        assert watched.record.hung == [f"It hung: {first.partition('goes on. ')[2]}"]
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_is_told_of_any_loader(self, hangs, num_workers, first_photos):
@@ -197,20 +197,20 @@ class TestAHang:
 
         data = TensorDataset(torch.zeros(20, 4))
         loader = lambda: steps(DataLoader(data, 4, collate_fn=lambda each: torch.stack([x for (x,) in each])))  # noqa: E731
-        is_there = lambda observer: (doing := observer.doing) and doing.what == "steps" and doing.n_batches == 3  # noqa: E731
-        [report], losses, _ = hung(loader, end, lambda observer: is_there(observer) and waits_for_a_lock())
+        is_there = lambda record: (doing := record.doing) and doing.what == "steps" and doing.n_batches == 3  # noqa: E731
+        [report], losses, _ = hung(loader, end, lambda record: is_there(record) and waits_for_a_lock())
         assert report.startswith("no batch was asked for in 1000000 s: the step with batch 3 of DataLoader 0;")
         assert len(losses) == 5
 
     def test_is_none_while_batches_come_or_when_they_have_ended(self):
         terminal = Report()
         with lk.watch() as watched:
-            watched.observer.watch_stalls(1e6, terminal)
+            watched.record.watch_stalls(1e6, terminal)
             for _ in DataLoader(TensorDataset(torch.zeros(40, 4)), 2):
                 for _ in range(3):
-                    watched.observer.stalls.look()
+                    watched.record.stalls.look()
             for _ in range(20):
-                watched.observer.stalls.look()
+                watched.record.stalls.look()
         assert terminal.said == []
 
     def test_is_told_three_times_at_most(self):

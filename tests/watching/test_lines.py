@@ -21,9 +21,9 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 import labkit as lk
-from labkit.watching import timings
-from labkit.watching.findings import lines_table
+from labkit.watching import worker
 from labkit.watching.lines import MAKING, STEP, Line, LineSampler, Stack, line_of, lines_of, short_path
+from labkit.watching.report import lines_table
 from tests.watching.trained import optimizer, train
 
 SAMPLED, TORCH = LineSampler(), torch.__file__
@@ -156,20 +156,20 @@ def of_library(code, **names):
 until_sampled = of_library(
     """
 def until_sampled():
-    sampler = timings.line_sampler()
+    sampler = worker.making.lines
     for _ in range(2):  # one look may have begun before
         seen = sampler.cpu_s
         while sampler.cpu_s == seen:
             sum(range(1000))
 f = until_sampled
 """,
-    timings=timings,
+    worker=worker,
 )
 
 
 def own_numbers(watched, part=STEP):
     """Of this file's lines that were seen in a part."""
-    found = lines_of(watched.observer.stacks())
+    found = lines_of(watched.record.stacks())
     return {line.number for line in found if line.path == __file__ and line.part == part}
 
 
@@ -189,7 +189,7 @@ class TestALoop:
         for step, path, number in ((of_torch, TORCH, 3), (own_step, __file__, line_with("# in the step"))):
             with lk.watch() as watched:
                 loop(DataLoader(TensorDataset(torch.zeros(8, 4)), 2), step)
-                found = lines_of(watched.observer.stacks())
+                found = lines_of(watched.record.stacks())
             assert (path, number) in {(line.path, line.number) for line in found if line.part == STEP}
             assert "pytest" not in str(found), "nothing outside of the loop"
 
@@ -307,7 +307,7 @@ class TestASampler:
             assert line_with("# collate") in own_numbers(watched, MAKING)
             assert line_with("# step") in own_numbers(watched)
             assert sys.getswitchinterval() == usual_s
-        assert not timings.line_sampler().runs
+        assert not worker.making.lines.runs
 
     @pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.exhaustive)])
     def test_finds_those_of_workers_without_what_a_killed_one_left(self, start_method):
@@ -315,7 +315,7 @@ class TestASampler:
             for _ in DataLoader(Photos(), 2, num_workers=1, multiprocessing_context=start_method):
                 if line_with("# worker") in own_numbers(watched, MAKING):
                     break
-            [written] = Path(watched.observer.loaders[0].folder).glob("*.lines")
+            [written] = Path(watched.record.loaders[0].folder).glob("*.lines")
             with open(written, "a") as file:
                 file.write('[["making a ba')
             assert line_with("# worker") in own_numbers(watched, MAKING)
@@ -374,7 +374,7 @@ def second_work(batch):
 
 def test_an_observer_within_another_has_the_lines_of_its_own_loaders_alone():
     def names(watched):
-        return {name for stack in watched.observer.stacks() for name, _, _ in stack.calls}
+        return {name for stack in watched.record.stacks() for name, _, _ in stack.calls}
 
     with lk.watch() as outer:
         train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2), first_work)
@@ -391,14 +391,14 @@ class TestTheReport:
         monkeypatch.syspath_prepend(tmp_path)
         with lk.watch() as watched:
             train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2))
-            timings.line_sampler().seconds.clear()
-            key = watched.observer.loaders[0].epochs[0].key
+            worker.making.lines.seconds.clear()
+            key = watched.record.loaders[0].epochs[0].key
             for what, path, number, seconds in (
                 ("ColorJitter", "/x/train.py", 41, 6.2), ("convert", str(tmp_path / "data.py"), 18, 2.1),
                 ("open", "/x/train.py", 9, 0.9), ("crop", "/x/train.py", 11, 0.7), ("other", "/x/train.py", 12, 0.05),
             ):  # fmt: skip
-                timings.line_sampler().seconds[Stack(MAKING, ((what, path, number),), key)] = seconds
-            timings.line_sampler().seconds[Stack(STEP, (("backward", "/x/train.py", 50),), key)] = 0.1
+                worker.making.lines.seconds[Stack(MAKING, ((what, path, number),), key)] = seconds
+            worker.making.lines.seconds[Stack(STEP, (("backward", "/x/train.py", 50),), key)] = 0.1
         told = "Making a batch is 62% ColorJitter, /x/train.py:41; 21% convert, data.py:18; 9% open, /x/train.py:9; "
         report = watched.report()
         assert report.line_sentences == [f"{told}7% crop, /x/train.py:11."]

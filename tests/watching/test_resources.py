@@ -14,13 +14,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import labkit as lk
-from labkit.watching import linux, observe, resources, timings
+from labkit.watching import linux, record, resources, worker
 from labkit.watching.accounts import find_accounts
 from labkit.watching.linux import Mount, Pressure, Throttling, mount_of, parse_cpu_stat, parse_pressure
-from labkit.watching.observe import Batch, Epoch, Observer, SeenLoader
+from labkit.watching.record import Record
 from labkit.watching.resources import Resources, ResourceWatch, data_places, place_of
-from labkit.watching.timings import BatchTiming
+from labkit.watching.seen import Batch, Epoch, SeenLoader
 from labkit.watching.traits import LoaderTraits, names_of
+from labkit.watching.worker import BatchTiming
 from tests.watching.trained import ENVIRONMENT, watched_while
 
 V1_STAT = "nr_periods 230\nnr_throttled 46\nthrottled_time 5750000000\nnr_bursts 0\nburst_time 0\n"
@@ -310,16 +311,16 @@ class TestTheCore:
             Batch(10.0 * n, 10.0 * n + 2, 0, None, n, 0.0, 0.0, 0.0, "training", 4.0 * n, 4.0 * n + 1)
             for n in range(10)
         ]
-        observer = Observer()
-        observer.loaders = [SeenLoader(0, "DataLoader", LoaderTraits(num_workers=1), [epoch])]
+        record = Record()
+        record.loaders = [SeenLoader(0, "DataLoader", LoaderTraits(num_workers=1), [epoch])]
         made = [BatchTiming(10.0 * n, 10.0 * n + 4, 3.0, 0.0, 0.0, 1.0) for n in range(10)]
-        observer.times = lambda loader: {0: {0: made}}
-        accounts = find_accounts(observer)
+        record.times = lambda loader: {0: {0: made}}
+        accounts = find_accounts(record)
         assert accounts.step_queued == pytest.approx(3 / 8)
         assert accounts.making_queued == pytest.approx(1 / 4)
 
     def test_is_not_spoken_of_where_the_kernel_does_not_count(self, monkeypatch):
-        for module in (observe, timings):
+        for module in (record, worker):
             monkeypatch.setattr(module, "run_queue_s", lambda: 0.0)
         found = watched_while(DataLoader(TensorDataset(torch.zeros(120, 4)), 2)).report().resources
         assert (found.step_queued, found.making_queued) == (None, None)

@@ -18,9 +18,9 @@ from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.util.arguments import REPORT_BEGINNINGS
 from labkit.util.files import check_own_file
-from labkit.watching.findings import SHARES
+from labkit.watching.diff import compare_runs, judge_budget
 from labkit.watching.program import OVER_BUDGET, parse_budget
-from labkit.watching.runs import compare_runs, judge_budget
+from labkit.watching.report import SHARES
 from tests.pages import TEXTS, blocks
 from tests.paths import invoke
 from tests.watching.trained import ENVIRONMENT, watch_script, watched_while

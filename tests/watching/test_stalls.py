@@ -19,11 +19,11 @@ import labkit as lk
 from labkit.errors import CannotDiagnose
 from labkit.measure import usage
 from labkit.watching import advice, diagnose as loop
-from labkit.watching.findings import SHARES
-from labkit.watching.observe import Control
 from labkit.watching.program import Steps
-from labkit.watching.timings import line_sampler
+from labkit.watching.report import SHARES
+from labkit.watching.seen import Control
 from labkit.watching.traits import torch_loader
+from labkit.watching.worker import making
 from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
 from tests.watching.trained import optimizer, train, watched_while
 
@@ -94,7 +94,7 @@ def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
     else:
         _, steps = optimizer()
         with lk.watch() as watched, suppress(Ended):
-            watched.observer.control = Steps(watched, N_STEPS, end, Control())
+            watched.record.control = Steps(watched, N_STEPS, end, Control())
             for batch in loader:
                 steps.step()
                 stopwatch(batch)
@@ -120,7 +120,7 @@ def test_the_processor_time_of_labkits_own_samples_prepares_nothing(clock):
     class Sampled(Samples):
         def __getitem__(self, index):
             clock.wall_s, clock.cpu_s = clock.wall_s + 0.01, clock.cpu_s + 0.01
-            line_sampler().cpu_s += 0.01
+            making.lines.cpu_s += 0.01
             return super().__getitem__(index)
 
     found = lk.diagnose(DataLoader(Sampled(), 4), lambda batch: clock.sleep(0.04), batches=4, rounds=2)
@@ -218,7 +218,7 @@ def test_a_diagnosis_within_a_watched_program_leaves_its_watch_as_it_was():
         train(loader)
         lk.diagnose([torch.zeros(2, 4)] * 10, len, batches=2, rounds=1)
         train(loader)
-    assert [len(epoch.made_here) for epoch in watched.observer.loaders[0].epochs] == [10, 10]
+    assert [len(epoch.made_here) for epoch in watched.record.loaders[0].epochs] == [10, 10]
 
 
 def test_what_nobody_can_look_into_waits_while_nothing_is_computed(clock, monkeypatch):

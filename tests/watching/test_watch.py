@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloa
 import labkit as lk
 from labkit.errors import NothingSeen
 from labkit.watching.advice import Costs, advise
-from labkit.watching.device_times import DeviceTimes
-from labkit.watching.findings import SHARES
+from labkit.watching.device import DeviceTimes
 from labkit.watching.ranks import combine, combine_ranks
+from labkit.watching.report import SHARES
 from labkit.watching.script import Terminal, shown_command
 from labkit.watching.traits import LoaderTraits
 from tests.watching.trained import optimizer, train, watched_while
@@ -316,7 +316,7 @@ class TestTheReport:
     def test_can_be_made_of_a_step_that_copies_fill_whole(self):
         with lk.watch() as watched:
             train(numbers(60))
-            watched.observer.device.copy_s.append(1000.0)
+            watched.record.device.copy_s.append(1000.0)
         found = watched.report()
         assert "hardly anything would be left" in repr(found)
         assert sum(found.shares.values()) == pytest.approx(1)

@@ -18,11 +18,11 @@ import labkit as lk
 from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.watching import linux
-from labkit.watching.findings import SHARES
-from labkit.watching.observe import Control
+from labkit.watching.diff import compare_runs
 from labkit.watching.program import OVER_BUDGET, Replay
 from labkit.watching.ranks import combine_ranks
-from labkit.watching.runs import compare_runs
+from labkit.watching.report import SHARES
+from labkit.watching.seen import Control
 from tests.pages import TEXTS
 from tests.paths import REPO, invoke
 
@@ -94,7 +94,7 @@ def replayed(photos):
         raise Ended
 
     with lk.watch() as seen, suppress(Ended):
-        seen.observer.control = partial(Replay, seen)(10, end, Control())
+        seen.record.control = partial(Replay, seen)(10, end, Control())
         train(DataLoader(torch.utils.data.ConcatDataset([photos] * 4), 1))
     return seen.report()
 

@@ -1,120 +1,70 @@
-"""What a training does with its loaders, seen from outside: torch's classes note it, the script stays as it is.
+"""What a training does with its loaders, noted in its process: when each batch was asked for, and when it came.
 
-Nothing here imports torch: the script does, when it has set what torch reads as it starts. Modules are changed as the
-program imports them.
+`labkit.watching.hooks` calls the methods of `Record`, and `accounts` reads what stands there, of the classes of `seen`.
+Only the standard library is imported.
 """
 
-import functools
 import os
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from itertools import count
-from types import CodeType, MappingProxyType, ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
 from labkit.watching.batches import look_at
-from labkit.watching.device_times import DeviceTimes
+from labkit.watching.device import DeviceTimes
 from labkit.watching.lines import STEP, Stack, calls_asking, read_stacks
 from labkit.watching.loop import LoopWatch
 from labkit.watching.resources import ResourceWatch, data_places
 from labkit.watching.seen import FEW, MOST_NOTED, Batch, Control, Epoch, Known, SeenLoader
 from labkit.watching.stalls import Doing, StallWatch
-from labkit.watching.timings import (
+from labkit.watching.traits import LoaderTraits, names_of
+from labkit.watching.worker import (
     MOST_SAMPLE_BYTES,
     BatchTiming,
     Noted,
     Samples,
     TimedWorker,
-    answered,
-    asking,
-    line_sampler,
-    one_by_one,
+    making,
     read_samples,
     read_times,
     run_queue_s,
     samples_of,
-    start_timing,
-    timed_pickler,
 )
-from labkit.watching.traits import LoaderTraits, names_of
-
-Change = Callable[[ModuleType], object]
 
 
-class WhenImported:
-    """A finder of `sys.meta_path` that calls a function with a module once its code has run: at once, if it has.
+class Asking(threading.local):
+    """The epoch whose next batch this thread waits for, to which a batch that it makes itself belongs."""
 
-    Attributes:
-        failed: A line for each module for which the function failed, such as one of a version that is not known.
-    """
+    epoch: Any = None
+    loaded_s = 0.0
+    pins = False
 
-    def __init__(self) -> None:
-        self._changes: dict[str, Change] = {}
-        self._looking = set[str]()
-        self.failed: list[str] = []
 
-    def start(self, changes: dict[str, Change]) -> None:
-        """Call these functions, by the full names of their modules."""
-        self._changes = changes
-        for name in [name for name in changes if name in sys.modules]:
-            self._imported(sys.modules[name])
-        sys.meta_path.insert(0, self)
-
-    def stop(self) -> None:
-        """Call none of them any more."""
-        self._changes = {}
-        if self in sys.meta_path:  # a program may have put others in its place
-            sys.meta_path.remove(self)
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None, /
-    ) -> ModuleSpec | None:
-        """What the other finders find; its loader tells this object when it has run the module's code."""
-        if name not in self._changes or name in self._looking:  # another finder may ask all of them, too
-            return None
-        self._looking.add(name)
-        try:
-            specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
-            found = next((spec for spec in specs if spec is not None), None)
-        finally:
-            self._looking.discard(name)
-        with suppress(AttributeError):  # a loader that cannot be followed still imports
-            self._follow(found.loader)  # type: ignore[union-attr]
-        return found
-
-    def _follow(self, loader: Any) -> None:
-        def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # the loader is as it was, and the module's for good
-            loader.exec_module(module)
-            self._imported(module)
-
-        loader.exec_module = exec_module
-
-    def _imported(self, module: ModuleType) -> None:
-        change = self._changes.pop(module.__name__, None)
-        if change is not None:
-            try:
-                change(module)
-            except Exception as error:  # the program's import must not fail
-                self.failed.append(f"{module.__name__} is of a version that is not known: {error!r}")
-
+asking = Asking()
 
 _NAMED = 4  # loaders whose samples have names
 _MOST_IN_ALL = 200_000  # batches of a run, in some 70 MB
+_LOOKS = 3  # epochs whose first batch is looked at
 
 
-class Observer:
-    """Notes every batch that the `DataLoader`s and `BatchLoader`s of the current process give.
+class Record:
+    """Notes every batch that the loaders of the current process give, and the loop that trains over others.
 
-    `start` and `stop` change torch's classes and restore them; those that are not imported yet, as they are.
+    Attributes:
+        loaders: In the order in which they were first iterated.
+        main: The one to report on; None: the one of the training that gives most.
+        saves: Of checkpoints: when they began and ended, and the thread.
+        failed: What could not be observed, and why.
+        doing: What a stall would be a stall of; a new object each time.
+        control: Decides what the loaders give.
     """
 
     loaders: list[SeenLoader]
@@ -123,10 +73,36 @@ class Observer:
     def __init__(self) -> None:
         self.device = DeviceTimes()
         self.stalls: StallWatch | None = None
-        self._imports = WhenImported()
+        self.failed = list[str]()
         self._scratch: str | None = None
         self._undo = ExitStack()
         self.forget()
+
+    def forget(self) -> None:
+        """Begin again, in a forked process: what was seen so far is its parent's."""
+        self.loaders = []
+        self.saves: list[tuple[float, float, int]] = []
+        self.doing: Doing | None = None
+        self.main: SeenLoader | None = None
+        self.n_steps, self.control, self.resources = Counter[int](), Control(), ResourceWatch()
+        self.loop = LoopWatch()
+        self._given, self._known_to_train = set[int](), set[int]()  # threads
+        self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
+        self._alike: dict[Any, tuple[SeenLoader, ref[Any], int]] = {}  # the newest loader of each description
+        self._lock = threading.Lock()
+        self._n_noted = self._n_sample_bytes = 0
+        self.device.forget()
+
+    def stop(self) -> None:
+        """Note no more, end the threads, and remove what workers left."""
+        self._undo.close()
+
+    def watch_stalls(self, stall_s: float, terminal: Any) -> None:
+        """Say there what the training hangs in when it has got no batch for so long; from its first epoch on."""
+        self.stalls = StallWatch(stall_s, lambda: self.doing, terminal.tell, lambda: terminal.descriptor)
+        self.stalls.give_way()
+
+    # What was noted.
 
     @property
     def training(self) -> list[SeenLoader]:
@@ -146,61 +122,9 @@ class Observer:
             self.loaders = known
 
     @property
-    def failed(self) -> list[str]:
-        """What could not be observed, and why."""
-        return self._imports.failed
-
-    @property
     def hung(self) -> list[str]:
         """What each stall looked like."""
         return self.stalls.found if self.stalls is not None else []
-
-    def start(self, more: Mapping[str, Change] = MappingProxyType({})) -> None:
-        """Observe; also call `more` functions with the modules of these names."""
-        self._undo.callback(self._imports.stop)
-        iterators = "_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"
-        base, of_workers, of_torchdata = iterators  # torchdata's are torch's, except for how they start workers
-        self._imports.start({
-            **more,
-            "torch": self._observe_torch,
-            "torch.utils.data._utils.pin_memory": self._changing(("", "pin_memory", self._pinning)),
-            "torch.utils.data._utils.fetch": self._observe_making,
-            "torch.utils.data.dataloader": self._changing(
-                (base, "__init__", self._starting), (base, "_reset", self._resetting), (base, "__next__", self._giving),
-                (of_workers, "__init__", self._starting_workers),
-            ),
-            "torch.optim.optimizer": self._observe_steps,
-            "torchdata.stateful_dataloader.stateful_dataloader": self._changing(
-                (of_torchdata, "__init__", self._starting_workers)
-            ),
-            "labkit.loading.batch_loader": self._changing(("BatchLoader", "__iter__", self._iterating)),
-            "labkit.loading.seeding": self._changing(("SeededIndices", "__iter__", one_by_one)),
-            "multiprocessing.queues": self._changing(("", "_ForkingPickler", timed_pickler)),
-            "multiprocessing.resource_sharer": self._changing(("DupFd", "detach", answered)),
-        })  # fmt: skip
-
-    def watch_stalls(self, stall_s: float, terminal: Any) -> None:
-        """Say there what the training hangs in when it has got no batch for so long; from its first epoch on."""
-        self.stalls = StallWatch(stall_s, lambda: self.doing, terminal.tell, lambda: terminal.descriptor)
-        self.stalls.give_way()
-
-    def stop(self) -> None:
-        self._undo.close()
-
-    def forget(self) -> None:
-        """Begin again, in a forked process: what was seen so far is its parent's."""
-        self.loaders = []
-        self.saves: list[tuple[float, float, int]] = []  # of checkpoints: when they began and ended, and the thread
-        self.doing: Doing | None = None
-        self.main: SeenLoader | None = None  # the one to report on; None: the one of the training that gives most
-        self.n_steps, self.control, self.resources = Counter[int](), Control(), ResourceWatch()
-        self.loop = LoopWatch()
-        self._given, self._known_to_train = set[int](), set[int]()  # threads
-        self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
-        self._alike: dict[Any, tuple[SeenLoader, ref[Any], int]] = {}  # the newest loader of each description
-        self._lock = threading.Lock()
-        self._n_noted = self._n_sample_bytes = 0
-        self.device.forget()
 
     def times(self, loader: SeenLoader) -> dict[int, dict[int, list[BatchTiming]]]:
         """What the workers noted of each batch, by the epoch that started them, and by worker; before `stop`."""
@@ -210,7 +134,7 @@ class Observer:
         """Seconds of each stack of the loaders that train, in this process and in the workers; before `stop`."""
         loaders, found = self.training or self.loaders, defaultdict[Stack, float](float)
         keys = {epoch.key for loader in loaders for epoch in loader.epochs}  # of a loop: `OF_LOOP`
-        for (part, calls, loader), seconds in line_sampler().counted().items():
+        for (part, calls, loader), seconds in making.lines.counted().items():
             if loader in keys:
                 found[Stack(part, calls)] += seconds
         for folder in (folder for loader in loaders for folder in loader.folders.values()):
@@ -229,36 +153,45 @@ class Observer:
         of_processes = [here, *(each for folder in loader.folders.values() for each in read_samples(folder))]
         return [sample for each in of_processes for sample in each[settled:]]
 
-    def _observe_torch(self, torch: Any) -> None:
-        self._undo.callback(self.device.start())
-        for name in ("backward", "grad"):
-            self.change(torch.autograd, name, self._differentiating)
-        saving = self._saving(torch.save)
-        for owner in (torch, torch.serialization):  # one function under two names, as pickle wants it
-            self.change(owner, "save", lambda _: saving)
+    # What hooks call.
 
-    def _observe_making(self, fetch: ModuleType) -> None:
-        self._undo.callback(start_timing(self._made_here, fetch, self.change))
+    def starts(self, iterator: Any, loader: Any) -> None:
+        """One of torch's iterators is made, which begins an epoch of the loader."""
+        found = self._begin(loader)
+        self._epochs.put(iterator, found)
+        self._does("starts", *found, None, iterator)
 
-    def _observe_steps(self, optimizer: Any) -> None:
-        self._undo.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
+    @contextmanager
+    def starting_workers(self, iterator: Any, loader: Any, change: Callable[[ModuleType], object]) -> Iterator[None]:
+        """Its workers are started within this block, and note what they make; `change` changes torch there."""
+        own, folder = loader.worker_init_fn, self.folder()
+        loader.worker_init_fn = TimedWorker(own, folder, change) if folder else own
+        try:
+            yield
+        finally:
+            loader.worker_init_fn = own
+        workers = getattr(iterator, "_workers", ())
+        self.resources.memory.add([pid for each in workers if (pid := getattr(each, "pid", None))])
+        if folder:
+            seen, _ = self._epochs.get(iterator)
+            seen.folders[len(seen.epochs) - 1] = folder
+            if (thread := getattr(iterator, "_pin_memory_thread", None)) is not None:
+                self._pinning_for.put(thread, seen)
 
-    def _changing(self, *hooks: tuple[str, str, Callable[[Any], Any]]) -> Change:
-        """What puts hooks in the place of methods, by class (empty: of the module itself) and name."""
+    def begins_again(self, iterator: Any, loader: Any, *, is_first: bool) -> None:
+        """An iterator whose workers persist begins an epoch; the first one has begun when it was made."""
+        before = self._epochs.get(iterator)
+        if before is None or (not is_first and before[1].batches):
+            seen, epoch = self._begin(loader)
+            epoch.number = before[1].number + 1 if before else 0
+            self._epochs.put(iterator, (seen, epoch))
 
-        def change(module: ModuleType) -> None:
-            for owner, name, hook in hooks:
-                self.change(getattr(module, owner) if owner else module, name, hook)
+    def gives(self, iterator: Any, give: Callable[[], Any]) -> Any:
+        """The next batch of one of torch's iterators, which `give` makes."""
+        seen, epoch = self._epochs.get(iterator) or self._began_before(iterator)
+        return self._give(seen, epoch, give, iterator)
 
-        return change
-
-    def change(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
-        """Put what `hook` makes of a method in its place, until `stop`."""
-        original = owner.__dict__[name]
-        setattr(owner, name, hook(original))
-        self._undo.callback(setattr, owner, name, original)
-
-    def _stepped(self, *_: Any) -> None:
+    def stepped(self, *_: Any) -> None:
         """An optimizer has stepped, or gradients are computed: as a training does once a batch."""
         thread = threading.get_ident()
         self.n_steps[thread] += 1
@@ -267,34 +200,42 @@ class Observer:
         if thread in self._given:  # a batch of a loader that is known
             self._given.discard(thread)
             return
-        self.loop.stepped()
-        if self.loop.thread == thread and line_sampler().trains != thread:
-            line_sampler().trains, line_sampler().look = thread, self.loop.look
-            self._start_sampling()
+        with suppress(Exception):  # the training goes on, whatever its code looks like
+            self.loop.stepped()
+            if self.loop.thread == thread and making.lines.trains != thread:
+                making.lines.trains, making.lines.look = thread, self.loop.look
+                self._start_sampling()
 
-    def _differentiating(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def differentiate(*args: Any, **kwargs: Any) -> Any:
-            self._stepped()
-            return original(*args, **kwargs)
-
-        return differentiate
-
-    def _start_sampling(self) -> None:
-        if not self.resources.runs:
-            self.resources.begin()
-            self._undo.callback(self.resources.stop)
-        if not line_sampler().runs:
-            line_sampler().start()
-            self._undo.callback(line_sampler().stop)
-
-    def _made_here(self, made: BatchTiming, samples: Noted) -> None:
+    def made_here(self, made: BatchTiming, samples: Noted) -> None:
+        """This process has made a batch for whoever waits for it."""
         if (epoch := asking.epoch) is not None:
             if len(epoch.made_here) < MOST_NOTED:
                 epoch.made_here.append(made)
             if self._n_sample_bytes < MOST_SAMPLE_BYTES:
                 self._n_sample_bytes += len(samples)
                 epoch.samples.append(samples)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """`torch.save` runs within this block."""
+        self.control.saving(self.loaders)
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.saves.append((began_s, time.perf_counter(), threading.get_ident()))
+
+    def pins(self, pin: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Let a batch be pinned; the parts of one are pinned by further calls within that."""
+        if asking.pins:
+            return pin(*args, **options)
+        began_s, asking.pins = time.perf_counter(), True
+        try:
+            return pin(*args, **options)
+        finally:
+            asking.pins = False
+            if (seen := self._pins_for()) is not None:
+                seen.pinned_s, seen.n_pinned = seen.pinned_s + time.perf_counter() - began_s, seen.n_pinned + 1
 
     def seen(self, loader: Any) -> SeenLoader | None:
         """What was noted of a loader, or of what stands for it."""
@@ -304,6 +245,8 @@ class Observer:
         """The batches of an epoch that starts now, noted as those of a loader; no hook need know that."""
         seen, epoch = self._begin(loader, stands_for_it)
         return _Noted(start(), lambda give: self._give(seen, epoch, give, None))
+
+    # The rest.
 
     def _begin(self, loader: Any, stands_for_it: Any = None) -> tuple[SeenLoader, Epoch]:
         known = loader if stands_for_it is None else stands_for_it
@@ -342,7 +285,7 @@ class Observer:
         is_same = id(data) == data_id and data is not None and seen.epochs[-1].ended_s is not None
         return seen if there() is None or is_same else None
 
-    def _began_before(self, iterator: Any) -> tuple[SeenLoader, Epoch] | None:
+    def _began_before(self, iterator: Any) -> tuple[SeenLoader, Epoch]:
         """torch's iterator that was begun before it was observed: its batches are noted, its workers note nothing."""
         data = getattr(iterator, "_dataset", None)
         seen, _ = found = self._begin(SimpleNamespace(dataset=data), iterator)
@@ -365,41 +308,18 @@ class Observer:
             if loader not in trained[-1:]:
                 loader.name_of = str
 
+    def _start_sampling(self) -> None:
+        if not self.resources.runs:
+            self.resources.begin()
+            self._undo.callback(self.resources.stop)
+        if not making.lines.runs:
+            making.lines.start()
+            self._undo.callback(making.lines.stop)
+
     def _does(self, what: str, seen: SeenLoader, epoch: Epoch, worker: int | None, iterator: Any) -> None:
         """What a stall would be a stall of; a new object each time."""
         if self.stalls is not None:
             self.doing = Doing(what, seen, len(epoch.batches), worker, None if iterator is None else ref(iterator))
-
-    def _starting(self, original: Any) -> Any:
-        """torch's iterators, also those that subclasses of its loader make for themselves, begin with their loader."""
-
-        @functools.wraps(original)
-        def __init__(iterator: Any, loader: Any) -> None:
-            found = self._begin(loader)
-            self._epochs.put(iterator, found)
-            self._does("starts", *found, None, iterator)
-            original(iterator, loader)
-
-        return __init__
-
-    def _starting_workers(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            own, folder = loader.worker_init_fn, self.folder()
-            loader.worker_init_fn = TimedWorker(own, folder) if folder else own
-            try:
-                original(iterator, loader, *args, **kwargs)
-            finally:
-                loader.worker_init_fn = own
-            workers = getattr(iterator, "_workers", ())
-            self.resources.memory.add([pid for each in workers if (pid := getattr(each, "pid", None))])
-            if folder:
-                seen, _ = self._epochs.get(iterator)
-                seen.folders[len(seen.epochs) - 1] = folder
-                if (thread := getattr(iterator, "_pin_memory_thread", None)) is not None:
-                    self._pinning_for.put(thread, seen)
-
-        return __init__
 
     def folder(self) -> str | None:
         """A new folder for what other processes note, until `stop`; None where none can be made."""
@@ -415,70 +335,11 @@ class Observer:
         finally:
             tempfile.tempdir = chosen
 
-    def _resetting(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
-            before = self._epochs.get(iterator)
-            if before is None or (not first_iter and before[1].batches):
-                seen, epoch = self._begin(loader)
-                epoch.number = before[1].number + 1 if before else 0
-                self._epochs.put(iterator, (seen, epoch))
-            return original(iterator, loader, first_iter)
-
-        return _reset
-
-    def _giving(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:
-            found = self._epochs.get(iterator) or self._began_before(iterator)
-            if found is None:
-                return original(iterator)
-            seen, epoch = found
-            return self._give(seen, epoch, lambda: original(iterator), iterator)
-
-        return __next__
-
-    def _saving(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            self.control.saving(self.loaders)
-            began_s = time.perf_counter()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.saves.append((began_s, time.perf_counter(), threading.get_ident()))
-
-        return save
-
-    def _pinning(self, original: Any) -> Any:
-        """What pins a batch, in torch's thread or where the batch is made; it calls itself for the parts of one."""
-
-        @functools.wraps(original)
-        def pin_memory(*args: Any, **kwargs: Any) -> Any:
-            if asking.pins:
-                return original(*args, **kwargs)
-            began_s, asking.pins = time.perf_counter(), True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                asking.pins = False
-                if (seen := self._pins_for()) is not None:
-                    seen.pinned_s, seen.n_pinned = seen.pinned_s + time.perf_counter() - began_s, seen.n_pinned + 1
-
-        return pin_memory
-
     def _pins_for(self) -> SeenLoader | None:
         """The loader whose batch this thread pins: the thread is its iterator's, or waits for the batch."""
         if (seen := self._pinning_for.get(threading.current_thread())) is not None:
             return seen
         return next((each for each in self.loaders if any(of is asking.epoch for of in each.epochs[-1:])), None)
-
-    def _iterating(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def __iter__(loader: Any) -> Iterator[Any]:
-            return self.noted(lambda: original(loader), loader)
-
-        return __iter__
 
     def _give(self, seen: SeenLoader, epoch: Epoch, give: Callable[[], Any], iterator: Any) -> Any:
         seen.has_gradients = seen.has_gradients or _has_gradients()
@@ -487,7 +348,7 @@ class Observer:
         outer, asking.epoch, asking.loaded_s = asking.epoch, epoch, 0.0
         idle = self.device.asked()
         self._does("waits", seen, epoch, worker, iterator)
-        lines = line_sampler()
+        lines = making.lines
         lines.end(is_left=not epoch.loop)  # the first batch of an epoch ends no step
         lines.loader = epoch.key
         queued_asked_s, asked_s, cpu_asked_s = run_queue_s(), time.perf_counter(), time.process_time()
@@ -523,14 +384,11 @@ class Observer:
         return data
 
 
-_LOOKS = 3  # epochs whose first batch is looked at
-
-
 _keys, _free_keys = Known(), count()
 
 
 def _key_of(loader: Any) -> int:
-    """The loader's own number in this process: one observer may run within another, and each counts for itself."""
+    """The loader's own number in this process: one record may run within another, and each counts for itself."""
     if (key := _keys.get(loader)) is None:
         _keys.put(loader, key := next(_free_keys))
     return key
@@ -591,10 +449,10 @@ def _ready(iterator: Any) -> int | None:
     return None
 
 
-def describe_nothing(observer: Observer) -> str:
+def describe_nothing(record: Record) -> str:
     """Why there is nothing to report."""
-    if observer.loaders:
-        n_batches = max(loader.n_batches for loader in observer.loaders)
+    if record.loaders:
+        n_batches = max(loader.n_batches for loader in record.loaders)
         said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
     else:
         said = (
@@ -602,4 +460,4 @@ def describe_nothing(observer: Observer) -> str:
             "started by multiprocessing and that has ended, and no loop over anything else called backward() twice; "
             "lk.diagnose(loader, step) takes any iterable"
         )
-    return "; ".join([said, *observer.failed])
+    return "; ".join([said, *record.failed])

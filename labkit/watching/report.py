@@ -24,14 +24,14 @@ from labkit.util.machine import environment
 from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
 from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise
 from labkit.watching.batches import BatchFacts
+from labkit.watching.diff import blocks_of, ceiling_interval
 from labkit.watching.drawings import Box, draw_rows
 from labkit.watching.epochs import describe_pace, figures_of
 from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
-from labkit.watching.observe import Observer, describe_nothing
+from labkit.watching.record import Record, describe_nothing
 from labkit.watching.resources import Resources, place_of
-from labkit.watching.runs import blocks_of, ceiling_interval
 from labkit.watching.seen import FEW, REPLAY, Epoch
-from labkit.watching.timings import read_threads
+from labkit.watching.worker import read_threads
 
 SHARES = ("compute", *CAUSES)
 _affinity: Callable[[int], Iterable[int]] = getattr(os, "sched_getaffinity", lambda pid: ())  # macOS has none
@@ -462,12 +462,12 @@ _SPAN_BATCHES = 200  # of the end of the training, in the timeline
 
 
 def make_report(
-    observer: Observer, *, cpu_share: float | None, others_share: float, epochs: list[dict[str, float]], **known: Any
+    record: Record, *, cpu_share: float | None, others_share: float, epochs: list[dict[str, float]], **known: Any
 ) -> WatchReport:
     """What the training waited for.
 
     Args:
-        observer: What it noted.
+        record: What it noted.
         cpu_share, others_share: Of the cores, since it began.
         epochs: The figures of each finished epoch.
         known: Further fields of `WatchReport`.
@@ -475,10 +475,10 @@ def make_report(
     Raises:
         NothingSeen: fewer than two batches were asked for.
     """
-    accounts = find_accounts(observer)
+    accounts = find_accounts(record)
     if accounts is None or not accounts.of("training"):
-        raise NothingSeen(describe_nothing(observer))
-    costs = costs_of(accounts, observer.device)
+        raise NothingSeen(describe_nothing(record))
+    costs = costs_of(accounts, record.device)
     blocks = blocks_of(accounts, costs)
     low, high = ceiling_interval(accounts, costs, blocks)
     batch = accounts.loader.batch
@@ -486,10 +486,10 @@ def make_report(
         batch = replace(batch, pin_s=accounts.loader.pinned_s / accounts.loader.n_pinned)
     import torch  # by now the script has imported it
 
-    samples, slow = slow_samples(observer.samples(accounts.loader, settled=True), accounts.loader.name_of)
-    busy, loader, n_threads = observer.device.busy, accounts.loader, torch.get_num_threads()
+    samples, slow = slow_samples(record.samples(accounts.loader, settled=True), accounts.loader.name_of)
+    busy, loader, n_threads = record.device.busy, accounts.loader, torch.get_num_threads()
     shares = {"compute": costs.step / costs.together, **costs.lost}
-    resources = observer.resources.read(
+    resources = record.resources.read(
         torch_threads=n_threads, num_workers=loader.traits.num_workers or 0,
         worker_threads=read_threads(loader.folder), step_queued=accounts.step_queued,
         making_queued=accounts.making_queued, **place_of(loader.places),
@@ -501,13 +501,13 @@ def make_report(
         recommendations=advise(costs, loader.traits, accounts.in_line_s, most_workers=most_workers), costs=costs,
         in_line_s=accounts.in_line_s,
         n_batches=len(accounts.of("training")), tables={
-            "loaders": _table(observer, accounts), "spans": _spans(accounts), "epochs": epochs,
-            "lines": lines_table(lines_of(observer.stacks())), "samples": samples,
+            "loaders": _table(record, accounts), "spans": _spans(accounts), "epochs": epochs,
+            "lines": lines_table(lines_of(record.stacks())), "samples": samples,
         }, slow=slow, cpu_share=cpu_share, others_share=others_share,
         gpu_utilization=statistics.fmean(busy) if busy else None,
-        notes=[*_notes(accounts), *_not_covered(observer, accounts), *observer.failed, *observer.hung],
+        notes=[*_notes(accounts), *_not_covered(record, accounts), *record.failed, *record.hung],
         blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
-        batch=batch, pace=figures_of(observer, accounts),
+        batch=batch, pace=figures_of(record, accounts),
         resources=resources, **known,
     )  # fmt: skip
 
@@ -551,24 +551,24 @@ def _notes(accounts: Accounts) -> list[str]:
     return notes
 
 
-def _not_covered(observer: Observer, accounts: Accounts) -> Iterator[str]:
+def _not_covered(record: Record, accounts: Accounts) -> Iterator[str]:
     """What the figures leave out of the training, as far as it was seen."""
     main = accounts.loader
     spans = Spent(
         (epoch.began_s, epoch.ended_s or epoch.batches[-1].received_s) for epoch in main.epochs if epoch.batches
     )
     others = [
-        each for each in observer.training if each is not main and each.n_batches
+        each for each in record.training if each is not main and each.n_batches
         and not any(spans.meets(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches)
     ]  # fmt: skip
-    if others and observer.main is None:
+    if others and record.main is None:
         n_all = main.n_batches + sum(each.n_batches for each in others)
         yield (
             f"These figures are of {main.n_batches} of {n_all} batches of the training: those of {main.kind} "
             f"{main.number}, one of {len(others) + 1} loaders that it takes one after the other."
         )
-    for each in observer.loaders:
-        if each.has_gradients and each not in (*observer.training, main) and each.n_batches > main.n_batches:
+    for each in record.loaders:
+        if each.has_gradients and each not in (*record.training, main) and each.n_batches > main.n_batches:
             yield (
                 f"{each.kind} {each.number} gave {each.n_batches} batches, and the loader of these figures "
                 f"{main.n_batches}, but neither backward() nor an optimizer of torch ran between "
@@ -576,10 +576,10 @@ def _not_covered(observer: Observer, accounts: Accounts) -> Iterator[str]:
             )
 
 
-def _table(observer: Observer, accounts: Accounts) -> list[dict[str, Any]]:
+def _table(record: Record, accounts: Accounts) -> list[dict[str, Any]]:
     """Of each loader what it is, how long a batch was waited for, but for the first of epochs, and how one was made."""
     rows = []
-    for loader in (each for each in observer.loaders if each.n_batches):
+    for loader in (each for each in record.loaders if each.n_batches):
         is_main = loader is accounts.loader
         made = accounts.made if is_main else [made for epoch in loader.epochs for made in epoch.made_here]
         batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] or epoch.batches]
