@@ -28,6 +28,7 @@ from labkit.util.files import (
     write_atomic,
     write_record,
 )
+from labkit.util.machine import needing
 from labkit.util.parallel import check_engine, map_items
 from labkit.util.pictures import WidthHeight, encode_image
 
@@ -121,6 +122,8 @@ def make_photos(
 
     Taught in: notebooks/01_naive_pil.ipynb
     """
+    with needing("lk.make_photos", "lab"):
+        import skimage.data  # noqa: F401 - rather once here than in each worker
     root, seed = require_local_path("root", root), require_seed(seed)
     settings = {"profile": require_choice("profile", profile, PROFILES), "seed": seed}
     count = require_int("count", count)
@@ -273,6 +276,8 @@ def make_depth(
     """
     count, seed = require_int("count", count), require_seed(seed)
     root = require_local_path("root", root)
+    with needing("course.make_depth", "lab"):
+        import skimage.data  # noqa: F401 - rather once here than in each worker
     folder = root / FOLDER_NAME
     claim_folder(root, SETTINGS_NAME, {"depth pairs": "stereo_motorcycle", "seed": seed}, what="depth pairs")
     map_items(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labkit.errors import ArgumentError
 from labkit.util.arguments import require_a, require_choice, require_int
+from labkit.util.machine import needing
 from labkit.util.process import on_cpu
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def make_augment(recipe: str | Recipe = "light", library: str = "v2", *, part: s
         "albumentations": _Albumentations,
         "kornia": _Kornia,
     }
-    return build[require_choice("library", library, LIBRARIES)](recipe, part != "photometry", part != "geometry")
+    make = build[require_choice("library", library, LIBRARIES)]
+    with needing(f"lk.make_augment(library={library!r})", "lab"):
+        return make(recipe, part != "photometry", part != "geometry")
 
 
 def _pil(recipe: Recipe, geometry: bool, photometry: bool) -> Callable[[Any], Tensor]:

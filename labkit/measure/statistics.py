@@ -170,7 +170,7 @@ def disturbances(own: pd.DataFrame) -> list[str]:
     return [note for note, is_much in found.items() if is_much]
 
 
-def conclude(frame: pd.DataFrame, baseline: str | None = None) -> str:
+def conclude(frame: pd.DataFrame, *, baseline: str | None = None) -> str:
     """Say in one sentence what the runs show: the ratio to the baseline, its interval, and whether it is certain.
 
     It speaks of the variant that is faster by most, and then of all inconclusive ones.

@@ -6,7 +6,8 @@ import os
 import platform
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -240,6 +241,17 @@ def missing_library(what: str, extra: str, error: ModuleNotFoundError) -> Missin
     if found and (int(found[1]), int(found[2])) < LEAST_TORCH:
         said += f" (which replaces torch {torch_version} by {'.'.join(map(str, LEAST_TORCH))} or newer)"
     return MissingLibraryError(said)
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Say which extra is missing where labkit finds no library within this block."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not is_labkits(error):
+            raise
+        raise missing_library(what, extra, error) from None
 
 
 def is_labkits(error: ModuleNotFoundError) -> bool:

@@ -144,6 +144,19 @@ def advise(
     return best
 
 
+def advise_on_loop(costs: Costs, name: str) -> Recommendation:
+    """What to change of a loop of whose loader nothing is known but how long it was waited for."""
+    share = (costs.fetch + costs.prepare + costs.start) / costs.together
+    if not costs.fetch + costs.prepare:
+        action = f"Look at the lines of the step, in which a batch may be made: {name} was never seen to wait for one"
+        return Recommendation("none", action, "it may ask for batches by a call of another name", 1.0, notebook="")
+    if share < MIN_SHARE:
+        return _advise_nothing(costs)
+    action = "Make batches ahead of time in other processes or threads, or make them faster, by the lines below"
+    why = f"{share:.0%} of the time {name} waits for a batch"
+    return Recommendation("decoding", action, why, costs.together / costs.step, "03_persistent_workers")
+
+
 def _advise_order(costs: Costs, in_line_s: float) -> Recommendation:
     why = (
         f"{in_line_s / costs.together:.0%} of the time a later batch was ready while the next one was still being made"

@@ -27,7 +27,7 @@ class EpochFigures:
 
     def __init__(self, record: Record):
         self._record = record
-        self._found: dict[int, dict[str, float]] = {}  # by the epoch, which the record keeps
+        self._found: dict[float, dict[str, float]] = {}  # by when the epoch began
         self._times = TimesReader()
 
     def read(self) -> list[dict[str, float]]:
@@ -39,14 +39,14 @@ class EpochFigures:
             epoch, following = seen.epochs[of_loader], seen.epochs[of_loader + 1 : of_loader + 2]
             if epoch.ended_s is None and not following:
                 continue  # it runs, or the loop has left it for good
-            if id(epoch) not in self._found:
-                self._found[id(epoch)] = self._figures(seen, of_loader, following)
+            if epoch.began_s not in self._found:
+                self._found[epoch.began_s] = self._figures(seen, of_loader, following)
             until_s = next((later.epochs[of].began_s for later, of in epochs[number + 1 :]), math.inf)
             paused = {
                 "validation_s": validations.within(epoch.began_s, until_s),
                 "checkpoint_s": checkpoints.within(epoch.began_s, until_s),
             }
-            found.append({"epoch": len(found), **self._found[id(epoch)], **paused})
+            found.append({"epoch": len(found), **self._found[epoch.began_s], **paused})
         return found
 
     def _figures(self, seen: SeenLoader, number: int, following: list[Epoch]) -> dict[str, float]:

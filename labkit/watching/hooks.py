@@ -133,8 +133,7 @@ class Hooks:
 
     def _torch(self, torch: Any) -> None:
         self._undo.callback(self._record.device.start())
-        for name in ("backward", "grad"):
-            self.change(torch.autograd, name, self._differentiates)
+        self.change(torch.autograd, "backward", self._differentiates)
         saving = self._saves(torch.save)
         for owner in (torch, torch.serialization):  # one function under two names, as pickle wants it
             self.change(owner, "save", lambda _: saving)
@@ -207,8 +206,7 @@ class Hooks:
     def _differentiates(self, original: Any) -> Any:
         @wraps(original)
         def differentiate(*args: Any, **kwargs: Any) -> Any:
-            self._record.stepped()
-            return original(*args, **kwargs)
+            return self._record.differentiates(original, args, kwargs)
 
         return differentiate
 

@@ -40,6 +40,9 @@ Call = tuple[str, str, int]  # qualified name, file and line; a transform within
 At = tuple[CodeType, int]  # a call as it was seen: its code, and the offset of the instruction that it was at
 
 
+Look = Callable[[Sequence[At], float], tuple[bool, Sequence[At]] | None]
+
+
 class Stack(NamedTuple):
     """Calls that a thread was seen in.
 
@@ -78,8 +81,8 @@ class LineSampler:
         loader: Whose batches are made, or stepped with, from now on.
         loop: The code of the calls that ask for its batches, the outermost first: a step begins where both part.
         cpu_s: Processor seconds of the sampling so far, which are not the program's.
-        trains: The thread of a loop whose loader is not known, once one is found.
-        look: Called with each sample of that thread; returns whether it waits, and the calls within the loop, or None.
+        looks: Called with each sample of the thread of a loop whose loader is not known, by the one who found it; they
+            return whether it waits, and the calls within the loop, or None.
     """
 
     def __init__(self, path: str | None = None):
@@ -88,8 +91,7 @@ class LineSampler:
         self._path, self._n_written = path, 0
         self._thread: tuple[int, threading.Thread] | None = None  # with the process, since a fork has none
         self.loader, self.loop, self.cpu_s = -1, tuple[CodeType, ...](), 0.0
-        self.trains: int | None = None
-        self.look: Callable[[Sequence[At], float], tuple[bool, Sequence[At]] | None] = lambda calls, seconds: None
+        self.looks: dict[Look, int] = {}
         self._now: tuple[int, str, int, tuple[CodeType, ...], dict[Stack, float]] | None = None
         self._stepped = list[dict[Stack, float]]()  # of steps that have ended, and are not in `seconds` yet
         self._usual_s: float | None = None  # the switch interval of the process, while it is ours
@@ -111,7 +113,8 @@ class LineSampler:
 
     def stop(self) -> None:
         """Sample no more."""
-        self._now = self._thread = self.trains = None
+        self._now = self._thread = None
+        self.looks.clear()
         self.restore()
 
     def begin(self, part: str) -> None:
@@ -169,11 +172,8 @@ class LineSampler:
             if now is not None:
                 thread, part, loader, loop, counts = now
                 self.add(calls_of_thread(thread), due_s - was_due_s, part, loader, loop, counts)
-            trains, found = self.trains, None
-            if trains is not None and (now is None or now[0] != trains):
-                found = self.look(calls_of_thread(trains), due_s - was_due_s)
-            if found is not None:
-                self.add(found[1], due_s - was_due_s, MAKING if found[0] else STEP, OF_LOOP)
+            for look, thread in list(self.looks.items()):
+                self._look(look, thread, due_s - was_due_s, is_known=now is not None and now[0] == thread)
             while self._stepped:
                 for stack, seconds in self._stepped.pop().items():
                     self.seconds[stack] += seconds
@@ -183,6 +183,13 @@ class LineSampler:
                 flushed_s = now_s
             own_s = time.thread_time()
             self.cpu_s, noted_s = self.cpu_s + own_s - noted_s, own_s
+
+    def _look(self, look: "Look", thread: int, seconds: float, *, is_known: bool) -> None:
+        """Let a sample be judged, and count it, unless it counts already for a loader that is known."""
+        with suppress(Exception):  # code of any kind
+            found = look(calls_of_thread(thread), seconds)
+            if found is not None and not is_known:
+                self.add(found[1], seconds, MAKING if found[0] else STEP, OF_LOOP)
 
     def counted(self) -> dict[Stack, float]:
         """Seconds of each stack so far; may be called while the sampling goes on."""

@@ -39,6 +39,7 @@ class _Code(NamedTuple):
     code: Any
     offsets: list[int]  # of its instructions
     asks: dict[int, tuple[int, int]]  # offset of what asks, and from where to where its loop goes
+    counts: set[int]  # those that count, and ask for nothing: `for step in range(1000)`
 
 
 _codes: dict[int, _Code] = {}
@@ -50,7 +51,8 @@ def _code_of(code: Any) -> _Code:
         # CPython 3.11 has two instructions for a call, of which either may make it.
         every = list(dis.get_instructions(code))
         instructions = [each for before, each in pairwise([every[0], *every]) if before.opname != "PRECALL"]
-        found = _codes[id(code)] = _Code(code, [each.offset for each in instructions], _asking_in(instructions))
+        offsets = [each.offset for each in instructions]
+        found = _codes[id(code)] = _Code(code, offsets, _asking_in(instructions), _counting_in(instructions))
     return found
 
 
@@ -66,6 +68,23 @@ def _asking_in(instructions: Sequence[dis.Instruction]) -> dict[int, tuple[int, 
             around = [(first, last) for first, last in loops if first <= call < last]
             asks[call] = min(around, key=lambda extent: extent[1] - extent[0], default=whole)
     return asks
+
+
+def _counting_in(instructions: Sequence[dis.Instruction]) -> set[int]:
+    """Where a loop goes through numbers: it is over a call of `range`, or over one of that in a bar."""
+    found, called = set[int](), list[str]()
+    for each in instructions:
+        if each.opname.startswith(("STORE_", "POP_TOP", "JUMP")):
+            called.clear()  # another statement
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_METHOD", "LOAD_ATTR"):
+            called.append(each.argval)
+        if each.opname == "MAKE_FUNCTION":
+            called.append("")  # a generator expression, whatever it goes through
+        if each.opname == "FOR_ITER":
+            functions = dropwhile(lambda name: name in ("tqdm", "enumerate"), called)
+            if next(functions, None) in ("range", "trange", "count"):
+                found.add(each.offset)
+    return found
 
 
 def _call_of(name: dis.Instruction, following: Sequence[dis.Instruction]) -> int | None:
@@ -93,11 +112,13 @@ class _Step(NamedTuple):
 
     place: The innermost loop that it is in, and the instruction there: where more than one is passed in each batch, the
         one that is passed most often is taken for once a batch.
+    is_step: Whether it is a `step`.
     waits_s: Seconds of waiting since the one before, by where.
     within_s: Seconds of everything else since then, by the innermost loop; None: in no loop that trains.
     """
 
     place: tuple[Site, int]
+    is_step: bool
     time_s: float
     cpu_s: float
     waits_s: dict[Site, float]
@@ -112,10 +133,12 @@ class LoopWatch:
 
     Attributes:
         thread: The thread that trains; None as long as that is not known.
+        n_steps: Calls of `backward` so far, or if there are none, steps of optimizers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.thread: int | None = None
+        self.n_steps = self._n_backward = 0
         self._clock = clock
         self._steps = list[_Step]()
         self._around: dict[tuple[Site, int], tuple[Site, ...]] = {}  # loops of each place, the innermost first
@@ -123,7 +146,17 @@ class LoopWatch:
         self._waits_s: dict[Site, float] = defaultdict(float)
         self._within_s: dict[Site | None, float] = defaultdict(float)
 
-    def stepped(self) -> None:
+    @property
+    def name(self) -> str:
+        """`the loop at train.py:41`, as far as it is known."""
+        return f"the loop at {_place(self._loop())}" if self._steps else ""
+
+    def is_within(self) -> bool:
+        """Whether the calling thread is in the loop that trains, so that its epoch goes on."""
+        inside = self._inside(self._loop()) if self._steps else set()
+        return any(inside & {*_loops_at(call)[1]} for call in calls_of_thread(threading.get_ident()))
+
+    def stepped(self, *, is_step: bool = False) -> None:
         """Called by `backward` and an optimizer's `step`, in the thread that trains."""
         around, instruction = list[Site](), 0
         for call in _of_the_training(calls_of_thread(threading.get_ident())):
@@ -136,11 +169,13 @@ class LoopWatch:
         self._around.setdefault(place, tuple(around))
         self._sites.update(around)
         self.thread = threading.get_ident()
+        self._n_backward += not is_step
+        self.n_steps = self._n_backward or self.n_steps + 1
         waits_s, within_s = dict(self._waits_s), dict(self._within_s)
         self._waits_s.clear()
         self._within_s.clear()
         if len(self._steps) < MOST_NOTED:
-            self._steps.append(_Step(place, self._clock(), time.process_time(), waits_s, within_s))
+            self._steps.append(_Step(place, is_step, self._clock(), time.process_time(), waits_s, within_s))
 
     def look(self, calls: Sequence[At], seconds: float) -> tuple[bool, Sequence[At]] | None:
         """Count a sample of the thread.
@@ -167,17 +202,22 @@ class LoopWatch:
 
     def loader(self, number: int) -> SeenLoader | None:
         """What was seen, as of a loader with this number; None: of fewer than two batches."""
-        counts = Counter(step.place for step in self._steps)
-        if not counts or max(counts.values()) < 2:
+        if not self._steps:
             return None
+        loop = self._loop()
+        in_it = [step for step in self._steps if step.place[0] == loop]  # not those of a loop within it
+        counts = Counter(step.place for step in in_it or self._steps)
         once_a_batch = max(counts, key=lambda place: counts[place])
-        loop = self._loop_of_batches(once_a_batch)
-        known = [around for around in self._around.values() if loop in around]
-        inside = {site for around in known for site in around[: around.index(loop) + 1]}
+        if counts[once_a_batch] < 2:
+            return None
+        inside = self._inside(loop)
+        if all(site.offset in _codes[site.code].counts for site in inside):
+            return None  # it asks for its batches by a call of a name that is not known
         seen = SeenLoader(number, f"the loop at {_place(loop)}", LoaderTraits(), has_gradients=True, is_sampled=True)
-        before, waited_s, apart_s = self._steps[0], 0.0, 0.0
-        epoch = Epoch(before.time_s, self.thread or 0, key=OF_LOOP)
-        for n_steps, step in enumerate(self._steps[1:], 1):
+        before, waited_s, apart_s, n_optimized = self._steps[0], 0.0, 0.0, 0
+        epoch = self._epoch(before.time_s)
+        for n_backward, step in enumerate(self._steps[1:], 1):
+            n_optimized += step.is_step
             waited_s += sum(seconds for site, seconds in step.waits_s.items() if site in inside)
             apart_s += sum(seconds for site, seconds in step.within_s.items() if site not in inside)
             if step.place != once_a_batch:
@@ -185,22 +225,32 @@ class LoopWatch:
             if apart_s > _LEAST_APART_S:
                 epoch.ended_s = before.time_s
                 seen.epochs.append(epoch)
-                epoch = Epoch(before.time_s + apart_s, self.thread or 0, key=OF_LOOP)
+                epoch = self._epoch(before.time_s + apart_s)
             asked_s = max(epoch.began_s, before.time_s)
             received_s = min(step.time_s, asked_s + waited_s)
-            times = asked_s, received_s, None, None, n_steps, before.cpu_s, before.cpu_s, 0.0, "training"
-            epoch.batches.append(Batch(*times))
+            times = asked_s, received_s, None, None, n_optimized, before.cpu_s, before.cpu_s, 0.0, "training"
+            epoch.batches.append(Batch(*times, n_backward=n_backward))
             before, waited_s, apart_s = step, 0.0, 0.0
-        epoch.ended_s = before.time_s
+        epoch.ended_s = None if self._clock() <= before.time_s or self.is_within() else before.time_s
         seen.epochs.append(epoch)
         return seen
 
-    def _loop_of_batches(self, place: tuple[Site, int]) -> Site:
-        """Of the loops around a place, the one that waits longest; if none does, the innermost."""
+    def _epoch(self, began_s: float) -> Epoch:
+        return Epoch(began_s, self.thread or 0, key=OF_LOOP)
+
+    def _loop(self) -> Site:
+        """The loop over batches: of those around most steps, the one that waits longest, or the innermost."""
         waits_s = Counter[Site]()
         for step in self._steps:
             waits_s.update(step.waits_s)
-        return max(self._around[place], key=lambda site: waits_s[site])
+        counts = Counter(step.place for step in self._steps)
+        around = self._around[max(counts, key=lambda place: counts[place])]
+        return max(around, key=lambda site: waits_s[site])
+
+    def _inside(self, loop: Site) -> set[Site]:
+        """The loop, and those within it."""
+        known = [around for around in self._around.values() if loop in around]
+        return {site for around in known for site in around[: around.index(loop) + 1]}
 
 
 def _place(site: Site) -> str:

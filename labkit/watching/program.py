@@ -95,9 +95,19 @@ class Steps(Control):
         return give
 
     def saving(self, loaders: list[SeenLoader]) -> None:
-        if self._at_end and (n_batches := sum(loader.n_batches for loader in loaders)):
+        n_batches = sum(loader.n_batches for loader in loaders) or self._watched.record.loop.n_steps
+        if self._at_end and n_batches:
             self._note(f"The script ends where it would save by torch.save, after {n_batches} batches of its loaders.")
             self._then()
+
+    def looped(self, loop: Any) -> None:
+        is_enough = loop.n_steps >= self._n_steps + UNSETTLED and not self._is_over
+        if is_enough and not any(loader.trains for loader in self._watched.record.loaders):
+            self._is_over = True
+            self._end_loop(loop.name)
+
+    def _end_loop(self, name: str) -> None:
+        self._then()
 
     def _is_training(self, seen: SeenLoader) -> bool:
         if any(loader.trains for loader in self._watched.record.loaders):
@@ -157,6 +167,10 @@ class Replay(Steps):
         super().received(seen, data)
         if self.phase == "keep" and seen is self._of:
             self.kept.append(_copied(data))
+
+    def _end_loop(self, name: str) -> None:
+        self._note(f"--replay repeats batches of loaders that are known, and nothing is known of that of {name}.")
+        super()._end_loop(name)
 
     def ended(self, seen: SeenLoader) -> None:
         """It ends with the epoch, since a script may save after it."""

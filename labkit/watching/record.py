@@ -53,6 +53,7 @@ asking = Asking()
 _NAMED = 4  # loaders whose samples have names
 _MOST_IN_ALL = 200_000  # batches of a run, in some 70 MB
 _LOOKS = 3  # epochs whose first batch is looked at
+_MOST_OF_A_BATCH = 64  # calls of `backward` and steps that a batch may have, as where it is accumulated in parts
 
 
 class Record:
@@ -84,9 +85,11 @@ class Record:
         self.saves: list[tuple[float, float, int]] = []
         self.doing: Doing | None = None
         self.main: SeenLoader | None = None
-        self.n_steps, self.control, self.resources = Counter[int](), Control(), ResourceWatch()
+        self.n_steps, self.n_backward = Counter[int](), Counter[int]()  # by thread
+        self.control, self.resources = Control(), ResourceWatch()
         self.loop = LoopWatch()
-        self._given, self._known_to_train = set[int](), set[int]()  # threads
+        self._in_backward = set[int]()  # threads
+        self._since_given: dict[int, int] = {}  # calls since a loader that is known gave a batch, by thread
         self._seen, self._epochs, self._pinning_for = Known(), Known(), Known()
         self._alike: dict[Any, tuple[SeenLoader, ref[Any], int]] = {}  # the newest loader of each description
         self._lock = threading.Lock()
@@ -106,15 +109,24 @@ class Record:
 
     @property
     def training(self) -> list[SeenLoader]:
-        """The loaders between whose batches optimizers step; if none do, those that are iterated with gradients."""
-        trains = [loader for loader in self.loaders if loader.trains]
-        return trains or [loader for loader in self.loaders if loader.has_gradients]
+        """The loaders between whose batches optimizers step; if none do, `backward` is called; or gradients are on.
+
+        A validation may call `backward`, too, as where forces are gradients.
+        """
+        steps = [loader for loader in self.loaders if loader.steps]
+        differentiate = [loader for loader in self.loaders if loader.differentiates]
+        return steps or differentiate or [loader for loader in self.loaders if loader.has_gradients]
 
     @contextmanager
     def with_loop(self) -> Iterator[None]:
-        """With the loop that trains among the loaders, if no known one trains."""
-        known = self.loaders
-        loop = None if any(loader.trains for loader in known) else self.loop.loader(len(known))
+        """With the loop over what is not known among the loaders, where that may be the training."""
+        known, loop = self.loaders, self.loop.loader(len(self.loaders))
+        training = [loader for loader in known if loader.trains]
+        if loop is not None and training:
+            is_longer = all(loop.n_batches > loader.n_batches for loader in training)
+            # An optimizer that steps once an epoch does so in the loop over the epochs, which computes no gradients.
+            if not loop.differentiates or not (is_longer or not any(loader.steps for loader in training)):
+                loop = None
         self.loaders = [*known, loop] if loop is not None else known
         try:
             yield
@@ -192,19 +204,39 @@ class Record:
         return self._give(seen, epoch, give, iterator)
 
     def stepped(self, *_: Any) -> None:
-        """An optimizer has stepped, or gradients are computed: as a training does once a batch."""
+        """An optimizer has stepped."""
+        self.n_steps[threading.get_ident()] += 1
+        self._trains(is_step=True)
+
+    def differentiates(self, backward: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Let gradients be computed, as in a training once a batch; calls within that, as of checkpoints, are none."""
         thread = threading.get_ident()
-        self.n_steps[thread] += 1
-        if thread in self._known_to_train:
-            return
-        if thread in self._given:  # a batch of a loader that is known
-            self._given.discard(thread)
+        if thread in self._in_backward:
+            return backward(*args, **options)
+        self.n_backward[thread] += 1
+        self._trains(is_step=False)
+        self._in_backward.add(thread)
+        try:
+            return backward(*args, **options)
+        finally:
+            self._in_backward.discard(thread)
+
+    def _trains(self, *, is_step: bool) -> None:
+        """A training does what it does once a batch: with one of a loader that is known, or in a loop over others."""
+        thread = threading.get_ident()
+        since = self._since_given.get(thread, _MOST_OF_A_BATCH) + 1
+        self._since_given[thread] = since
+        if since <= _MOST_OF_A_BATCH:
             return
         with suppress(Exception):  # the training goes on, whatever its code looks like
-            self.loop.stepped()
-            if self.loop.thread == thread and making.lines.trains != thread:
-                making.lines.trains, making.lines.look = thread, self.loop.look
+            self.loop.stepped(is_step=is_step)
+            if self.loop.thread == thread:
+                if making.lines.looks.get(self.loop.look) != thread:
+                    making.lines.looks[self.loop.look] = thread
+                    self._undo.callback(making.lines.looks.pop, self.loop.look, None)
                 self._start_sampling()
+        if self.loop.thread == thread:
+            self.control.looped(self.loop)
 
     def made_here(self, made: BatchTiming, samples: Noted) -> None:
         """This process has made a batch for whoever waits for it."""
@@ -356,6 +388,7 @@ class Record:
             data = give()
         except StopIteration:
             epoch.ended_s, epoch.device_ended, self.doing = asked_s, self.device.mark(), None
+            self._since_given.pop(threading.get_ident(), None)
             self.control.ended(seen)
             raise
         finally:
@@ -372,12 +405,10 @@ class Record:
                 seen.batch = look_at(data)
         if self._n_noted < _MOST_IN_ALL and len(epoch.batches) < MOST_NOTED:
             self._n_noted += 1
-            n_steps = self.n_steps[thread]
-            own = worker, ready, n_steps, cpu_asked_s, cpu_s, asking.loaded_s, phase, queued_asked_s, queued_s
-            epoch.batches.append(Batch(asked_s, received_s, *own))
-            if n_steps > epoch.batches[0].n_steps:
-                self._known_to_train.add(thread)
-        self._given.add(thread)
+            own = worker, ready, self.n_steps[thread], cpu_asked_s, cpu_s, asking.loaded_s, phase
+            queued = queued_asked_s, queued_s, self.n_backward[thread]
+            epoch.batches.append(Batch(asked_s, received_s, *own, *queued))
+        self._since_given[thread] = 0
         self._does("steps", seen, epoch, worker, iterator)
         lines.loader, lines.loop = epoch.key, epoch.loop
         lines.begin(STEP)
@@ -454,6 +485,11 @@ def describe_nothing(record: Record) -> str:
     if record.loaders:
         n_batches = max(loader.n_batches for loader in record.loaders)
         said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
+    elif record.loop.n_steps > 1:
+        said = (
+            f"{record.loop.name} asks for its batches by a call of a name that is not known: let it get them by `for`, "
+            "or by a call of next; lk.diagnose(loader, step) takes any iterable"
+        )
     else:
         said = (
             "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "

@@ -22,7 +22,7 @@ from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
 from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
-from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise
+from labkit.watching.advice import CAUSES, MIN_SHARE, Costs, Recommendation, advise, advise_on_loop
 from labkit.watching.batches import BatchFacts
 from labkit.watching.diff import blocks_of, ceiling_interval
 from labkit.watching.drawings import Box, draw_rows
@@ -495,10 +495,13 @@ def make_report(
         making_queued=accounts.making_queued, **place_of(loader.places),
     )  # fmt: skip
     most_workers = resources.most_workers(shares, others_share)
+    advice = advise(costs, loader.traits, accounts.in_line_s, most_workers=most_workers)
+    if loader.is_sampled:
+        advice = [advise_on_loop(costs, loader.kind)]
     return WatchReport(
         shares=shares, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
-        recommendations=advise(costs, loader.traits, accounts.in_line_s, most_workers=most_workers), costs=costs,
+        recommendations=advice, costs=costs,
         in_line_s=accounts.in_line_s,
         n_batches=len(accounts.of("training")), tables={
             "loaders": _table(record, accounts), "spans": _spans(accounts), "epochs": epochs,
@@ -587,7 +590,7 @@ def _table(record: Record, accounts: Accounts) -> list[dict[str, Any]]:
         storage_s = max(0.0, wall_s - _mean(each.busy_s for each in made))
         rows.append({
             "loader": f"{loader.kind} {loader.number}",
-            "role": "training" if is_main else "training, too" if loader.trains else "other",
+            "role": "training" if is_main else "training, too" if loader in record.training else "other",
             "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
             "wait_ms": 1e3 * _mean(each.received_s - each.asked_s for each in batches),
             "ready": _mean(each.ready for each in batches if each.ready is not None),

@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
     worker: Which worker made it; None if unknown, -1: this process.
     ready: Batches that were ready when it was asked for; None if unknown.
-    n_steps: Steps of optimizers and calls of `backward` in its thread so far.
+    n_steps, n_backward: Steps of optimizers, and calls of `backward`, in its thread so far.
     loaded_s: What unpickling took meanwhile, of this batch or of one that came before its turn, without waiting for
         its worker to answer: one that makes another batch does so late.
     phase: `"training"`, or what else the loop was made to do, such as `REPLAY`.
@@ -40,6 +40,7 @@ class Batch(NamedTuple):
     phase: str
     queued_asked_s: float = 0.0
     queued_received_s: float = 0.0
+    n_backward: int = 0
 
 
 class Control:
@@ -59,6 +60,9 @@ class Control:
 
     def saving(self, loaders: "list[SeenLoader]") -> None:
         """Called before `torch.save`, with the loaders so far."""
+
+    def looped(self, loop: Any) -> None:
+        """Called when a loop whose loader is not known, a `LoopWatch`, has computed gradients again."""
 
 
 @dataclass
@@ -108,8 +112,18 @@ class SeenLoader:
 
     @property
     def trains(self) -> bool:
-        """Whether gradients were computed, or an optimizer stepped, between its batches."""
+        """Whether an optimizer stepped, or else gradients were computed, between its batches."""
+        return self.steps or self.differentiates
+
+    @property
+    def steps(self) -> bool:
+        """Whether an optimizer of torch stepped between its batches."""
         return any(epoch.batches[-1].n_steps > epoch.batches[0].n_steps for epoch in self.epochs if epoch.batches)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether `backward` was called between them."""
+        return any(epoch.batches[-1].n_backward > epoch.batches[0].n_backward for epoch in self.epochs if epoch.batches)
 
     @property
     def n_batches(self) -> int:

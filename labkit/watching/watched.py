@@ -57,7 +57,7 @@ class Watched:
             self._report = None
         finally:
             with suppress(Exception):  # what cannot be told must not end the script
-                self._epochs = self._figures.read()
+                self._epochs = self.epochs
             self.hooks.stop()
             self.record.stop()
 
@@ -77,7 +77,10 @@ class Watched:
         ...     train(loader)
         ...     wandb.log(watched.epochs[-1])
         """
-        return self._figures.read() if self._epochs is None else self._epochs
+        if self._epochs is not None:
+            return self._epochs
+        with self.record.with_loop():
+            return self._figures.read()
 
     def report(self) -> "WatchReport":
         """What the training waited for.

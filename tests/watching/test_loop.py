@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import time
 import traceback
 
 import pytest
@@ -147,6 +148,40 @@ def test_parts_of_a_batch_are_trained_on_without_waiting():
     assert {stepped for _, stepped in seen} == {FORWARD_S + UPDATE_S}
 
 
+def by_a_name_that_is_not_known(training):
+    for _ in range(N_BATCHES):
+        training.step(training.load())
+
+
+def test_a_loop_that_asks_by_a_name_that_is_not_known_is_told_nothing_of():
+    """And no report says that it does not wait."""
+    training = Training()
+    training.load = training.get
+    by_a_name_that_is_not_known(training)
+    assert training.watch.loader(0) is None
+    assert training.watch.name.startswith("the loop at ")
+
+
+def test_steps_of_several_optimizers_are_one_batch():
+    training = Training()
+    for batch in training.batches():
+        training.step(batch)
+        for _optimizer in "abc":
+            training.watch.stepped(is_step=True)
+    assert len(list(waits_and_steps(training.watch.loader(0)))) == N_BATCHES - 1
+
+
+def test_an_epoch_goes_on_while_its_loop_does():
+    training, epochs = Training(), []
+    for _ in range(2):
+        for batch in training.batches():
+            training.step(batch)
+            epochs.append(training.watch.loader(0).epochs[-1].ended_s if len(epochs) else 0)
+        training.spend(1.0)
+        assert training.watch.loader(0).epochs[-1].ended_s is not None
+    assert set(epochs) == {0, None}
+
+
 def test_steps_outside_of_any_loop_are_no_training():
     training = Training()
     training.step(None)
@@ -173,13 +208,71 @@ def test_watch_reports_on_a_loop_over_a_generator():
     assert f"{os.path.basename(__file__)}:{line_with('a generator')}, of whose loader" in note
 
 
+def test_two_observations_see_the_loop_alike():
+    model, _ = optimizer()
+    with lk.watch() as outer, lk.watch() as inner:
+        for batch in slow_batches(30):
+            own_step(model, batch)
+        waits = [1 - watched.report().shares["compute"] for watched in (outer, inner)]
+    assert min(waits) > 0.2
+
+
+def slow_batches(n_batches):
+    for _ in range(n_batches):
+        time.sleep(0.01)
+        yield torch.zeros(2, 4)
+
+
+def test_a_loop_over_what_is_not_known_has_figures_of_epochs_for_a_logger():
+    model, _ = optimizer()
+    with lk.watch() as watched:
+        for number in range(3):
+            for batch in slow_batches(20):
+                own_step(model, batch)
+            with torch.no_grad():
+                for batch in slow_batches(8):
+                    model(batch)
+            assert len(watched.epochs) == number + 1
+    assert [epoch["n_batches"] for epoch in watched.epochs] == [19, 20, 20]
+    assert watched.report().n_batches >= 40
+
+
+def test_a_validation_that_computes_gradients_is_no_training():
+    """As where forces are gradients of an energy."""
+    model, steps = optimizer()
+    training, validation = (DataLoader(TensorDataset(torch.zeros(n_samples, 4))) for n_samples in (30, 90))
+    with lk.watch() as watched:
+        for (batch,) in training:
+            own_step(model, batch)
+            steps.step()
+        for (batch,) in validation:
+            model(batch).sum().backward()
+    assert [row["role"] for row in watched.report().to_dict()["loaders"]] == ["training", "other"]
+
+
+def test_one_optimizer_step_an_epoch_is_not_the_loop_over_epochs():
+    model, steps = optimizer()
+    loader = DataLoader(TensorDataset(torch.zeros(30, 4)), 1)
+    with lk.watch() as watched:
+        for _ in range(3):
+            for (batch,) in loader:
+                model(batch).mean().backward()
+            steps.step()
+    assert [row["n_batches"] for row in watched.report().to_dict()["loaders"]] == [90]
+
+
+def test_a_training_goes_on_where_nothing_can_be_observed(monkeypatch):
+    model, _ = optimizer()
+    monkeypatch.setattr(LoopWatch, "stepped", lambda self, **how: 1 / 0)
+    with lk.watch():
+        own_step(model, torch.zeros(2, 4))
+    assert model.weight.grad is not None
+
+
 def test_watch_reports_on_a_known_loader_whatever_steps():
     """Not on the validation's, where gradients are computed, too, nor on the loop."""
     model, _ = optimizer()
-    training, validation = (
-        DataLoader(TensorDataset(torch.zeros(30, 4)), 1),
-        DataLoader(TensorDataset(torch.zeros(90, 4))),
-    )
+    training, validation = (DataLoader(TensorDataset(torch.zeros(n_samples, 4))) for n_samples in (30, 90))
     with lk.watch() as watched:
         for (batch,) in training:
             own_step(model, batch)
