@@ -269,3 +269,19 @@ def test_a_tile_larger_than_the_limit_is_refused(decoder, monkeypatch):
     for read in (lambda: lk.decode(data, decoder), lambda: lk.PILDataset(lk.open_store({"a/b.tif": data}))[0]):
         with pytest.raises(lk.DecodeError, match=r"1024 x 1024 pixels exceed the limit"):
             read()
+
+
+@pytest.mark.parametrize("change", ["no sizes", "a last size of a whole strip"])
+def test_a_tiff_whose_strips_have_no_true_sizes_is_read_unless_it_is_cut(change):
+    """As writers of old do; Pillow reads it."""
+    pixels = np.random.default_rng(0).integers(0, 255, (37, 53, 3), dtype=np.uint8)
+    data = bytearray(encoded(Image.fromarray(pixels), "TIFF"))
+    at = data.find(struct.pack("<H", 279))
+    if change == "no sizes":
+        data[at : at + 2] = struct.pack("<H", 65000)  # a private tag
+    else:
+        [size] = struct.unpack_from("<I", data, at + 8)
+        data[at + 8 : at + 12] = struct.pack("<I", size + 1000)
+    assert np.array_equal(lk.decode(bytes(data)).permute(1, 2, 0), pixels)
+    with pytest.raises(lk.DecodeError):
+        lk.decode(bytes(data[:-500]))
