@@ -60,8 +60,8 @@ def _asking_in(instructions: Sequence[dis.Instruction]) -> dict[int, tuple[int, 
     """Where a function asks for batches, by the offset of the instruction, with the extent of the loop around it."""
     asks = {each.offset: (each.offset, each.argval) for each in instructions if each.opname == "FOR_ITER"}
     whole = instructions[0].offset, instructions[-1].offset + 1
-    loops = [*asks.values()]
-    loops += [(each.argval, each.offset + 1) for each in instructions if "JUMP_BACKWARD" in each.opname]
+    jumps = [(each.argval, each.offset + 1) for each in instructions if "JUMP_BACKWARD" in each.opname]
+    loops = _whole([*asks.values(), *jumps])
     for number, each in enumerate(instructions):
         asks_by_name = each.opname.startswith("LOAD_") and each.argval in _ASKING
         if asks_by_name and (call := _call_of(each, instructions[number:])) is not None:
@@ -87,6 +87,17 @@ def _counting_in(instructions: Sequence[dis.Instruction]) -> set[int]:
     return found
 
 
+def _whole(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The loops, in which each `continue` jumps back, too: those that begin alike, or overlap, are one."""
+    found = list[tuple[int, int]]()
+    for first, last in sorted(loops):
+        for one in [one for one in found if one[0] == first or first < one[1] < last]:
+            found.remove(one)
+            first, last = min(first, one[0]), max(last, one[1])
+        found.append((first, last))
+    return found
+
+
 def _call_of(name: dis.Instruction, following: Sequence[dis.Instruction]) -> int | None:
     """The offset of the call of a function: its expression begins where the one of the function does."""
     begins = name.positions and name.positions[::2]
@@ -107,17 +118,19 @@ def _loops_at(call: At) -> tuple[Site, list[Site]]:
     return Site(code, offset), [Site(code, ask) for _, ask in loops]
 
 
+_Place = tuple[Site, ...]  # the innermost loop, and the calls from there to the one that steps
+
+
 class _Step(NamedTuple):
     """A call of `backward` or `step`.
 
-    place: The innermost loop that it is in, and the instruction there: where more than one is passed in each batch, the
-        one that is passed most often is taken for once a batch.
+    place: Where it is called from: the innermost loop, and the calls within it. A batch begins where one comes again.
     is_step: Whether it is a `step`.
     waits_s: Seconds of waiting since the one before, by where.
     within_s: Seconds of everything else since then, by the innermost loop; None: in no loop that trains.
     """
 
-    place: tuple[Site, int]
+    place: _Place
     is_step: bool
     time_s: float
     cpu_s: float
@@ -141,8 +154,9 @@ class LoopWatch:
         self.n_steps = self._n_backward = 0
         self._clock = clock
         self._steps = list[_Step]()
-        self._around: dict[tuple[Site, int], tuple[Site, ...]] = {}  # loops of each place, the innermost first
+        self._around: dict[_Place, tuple[Site, ...]] = {}  # loops of each place, the innermost first
         self._sites = set[Site]()  # of all of these
+        self._likely = set[Site]()  # those in the loop that trains, as far as could be told when there were fewer steps
         self._waits_s: dict[Site, float] = defaultdict(float)
         self._within_s: dict[Site | None, float] = defaultdict(float)
 
@@ -158,14 +172,14 @@ class LoopWatch:
 
     def stepped(self, *, is_step: bool = False) -> None:
         """Called by `backward` and an optimizer's `step`, in the thread that trains."""
-        around, instruction = list[Site](), 0
+        around, path = list[Site](), list[Site]()
         for call in _of_the_training(calls_of_thread(threading.get_ident())):
             here, loops = _loops_at(call)
+            path += [here] * (not around)
             around += [loop for loop in loops if loop != here]
-            instruction = instruction or (here.offset if around else 0)
         if not around:
             return
-        place = around[0], instruction
+        place = around[0], *path
         self._around.setdefault(place, tuple(around))
         self._sites.update(around)
         self.thread = threading.get_ident()
@@ -174,6 +188,8 @@ class LoopWatch:
         waits_s, within_s = dict(self._waits_s), dict(self._within_s)
         self._waits_s.clear()
         self._within_s.clear()
+        if not len(self._steps) & (len(self._steps) - 1):  # at 0, 1, 2, 4, 8, ...
+            self._likely = self._inside(self._loop()) if self._steps else set()
         if len(self._steps) < MOST_NOTED:
             self._steps.append(_Step(place, is_step, self._clock(), time.process_time(), waits_s, within_s))
 
@@ -198,6 +214,8 @@ class LoopWatch:
             self._waits_s[waits] += seconds
         else:
             self._within_s[within] += seconds
+            if self._likely and within not in self._likely:
+                return None  # such as a validation
         return (waits is not None, calls[:n_inside]) if n_inside else None
 
     def loader(self, number: int) -> SeenLoader | None:
@@ -206,22 +224,24 @@ class LoopWatch:
             return None
         loop = self._loop()
         in_it = [step for step in self._steps if step.place[0] == loop]  # not those of a loop within it
-        counts = Counter(step.place for step in in_it or self._steps)
-        once_a_batch = max(counts, key=lambda place: counts[place])
-        if counts[once_a_batch] < 2:
+        if len(in_it or self._steps) < 2:
             return None
         inside = self._inside(loop)
         if all(site.offset in _codes[site.code].counts for site in inside):
             return None  # it asks for its batches by a call of a name that is not known
         seen = SeenLoader(number, f"the loop at {_place(loop)}", LoaderTraits(), has_gradients=True, is_sampled=True)
         before, waited_s, apart_s, n_optimized = self._steps[0], 0.0, 0.0, 0
+        passed = {before.place}
         epoch = self._epoch(before.time_s)
         for n_backward, step in enumerate(self._steps[1:], 1):
             n_optimized += step.is_step
-            waited_s += sum(seconds for site, seconds in step.waits_s.items() if site in inside)
+            of_step_s = sum(seconds for site, seconds in step.waits_s.items() if site in inside)
+            waited_s += of_step_s
             apart_s += sum(seconds for site, seconds in step.within_s.items() if site not in inside)
-            if step.place != once_a_batch:
+            if (in_it and step.place[0] != loop) or not (of_step_s > 0 or step.place in passed):
+                passed.add(step.place)  # of the same batch: nothing was waited for, and it was not here before
                 continue
+            passed = {step.place}
             if apart_s > _LEAST_APART_S:
                 epoch.ended_s = before.time_s
                 seen.epochs.append(epoch)
@@ -230,7 +250,8 @@ class LoopWatch:
             received_s = min(step.time_s, asked_s + waited_s)
             times = asked_s, received_s, None, None, n_optimized, before.cpu_s, before.cpu_s, 0.0, "training"
             epoch.batches.append(Batch(*times, n_backward=n_backward))
-            before, waited_s, apart_s = step, 0.0, 0.0
+            # A sample may count for longer than its batch took: the rest is of batches that had none.
+            before, waited_s, apart_s = step, waited_s - (received_s - asked_s), 0.0
         epoch.ended_s = None if self._clock() <= before.time_s or self.is_within() else before.time_s
         seen.epochs.append(epoch)
         return seen
@@ -250,7 +271,13 @@ class LoopWatch:
     def _inside(self, loop: Site) -> set[Site]:
         """The loop, and those within it."""
         known = [around for around in self._around.values() if loop in around]
-        return {site for around in known for site in around[: around.index(loop) + 1]}
+        begins = _begins(loop)  # it may ask in several places
+        n_inside = [1 + max(n for n, site in enumerate(around) if _begins(site) == begins) for around in known]
+        return {site for around, n in zip(known, n_inside, strict=True) for site in around[:n]}
+
+
+def _begins(site: Site) -> tuple[int, int]:
+    return site.code, _codes[site.code].asks[site.offset][0]
 
 
 def _place(site: Site) -> str:

@@ -487,8 +487,8 @@ def describe_nothing(record: Record) -> str:
         said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
     elif record.loop.n_steps > 1:
         said = (
-            f"{record.loop.name} asks for its batches by a call of a name that is not known: let it get them by `for`, "
-            "or by a call of next; lk.diagnose(loader, step) takes any iterable"
+            f"{record.loop.name} computes gradients, but how long it waits for batches cannot be told: let it get them "
+            "by `for`, or by a call of next; lk.diagnose(loader, step) takes any iterable"
         )
     else:
         said = (

@@ -46,6 +46,7 @@ class Training:
         self.spend(FORWARD_S)
         self.watch.stepped()  # as `backward` is called
         self.spend(UPDATE_S)
+        self.watch.stepped(is_step=True)
 
     def advance(self, batches):
         batch = next(batches)  # by_next_in_a_function
@@ -95,6 +96,29 @@ def from_a_queue(training):
         training.step(batch)
 
 
+def skipping_some(training):
+    batches, n_steps = training.batches(), 0
+    while n_steps < N_BATCHES:
+        if training.left % 2:
+            training.left += 1
+            continue
+        batch = next(batches)  # skipping_some
+        training.step(batch)
+        training.left += 1
+        n_steps += 1
+
+
+def beginning_again(training):
+    batches = iter(())
+    for _ in range(N_BATCHES):
+        try:
+            batch = next(batches)  # beginning_again
+        except StopIteration:
+            batches = training.batches(2)
+            batch = next(batches)
+        training.step(batch)
+
+
 def with_validations(training):
     for _ in range(2):
         for batch in training.batches(N_BATCHES // 2):  # with_validations
@@ -103,7 +127,18 @@ def with_validations(training):
             training.spend(50.0)
 
 
-LOOPS = [plain, zipped, with_a_bar, by_next, by_next_in_a_function, by_a_function, from_a_queue, with_validations]
+LOOPS = [
+    plain,
+    zipped,
+    with_a_bar,
+    by_next,
+    by_next_in_a_function,
+    by_a_function,
+    from_a_queue,
+    with_validations,
+    skipping_some,
+    beginning_again,
+]
 
 
 def line_with(comment):
@@ -134,6 +169,27 @@ def test_a_loop_waits_where_it_asks_and_steps_everywhere_else(loop):
     assert len(seen) == N_BATCHES - 1
     assert {waited for waited, _ in seen[1:]} == {MAKING_S}, "the first was begun before the loop was known"
     assert {stepped for _, stepped in seen} == {FORWARD_S + UPDATE_S}
+
+
+class SeldomSeen(Training):
+    """It is looked at every 25 s, in which it goes through four batches."""
+
+    def spend(self, seconds):
+        for _ in range(int(seconds)):
+            self.now_s += 1
+            if self.now_s % 25 == 0:
+                frames = traceback.walk_stack(sys._getframe(1))
+                self.watch.look([(frame.f_code, frame.f_lasti) for frame, _ in frames], 25.0)
+
+
+def test_batches_that_are_made_between_two_looks_are_waited_for_as_well():
+    training = SeldomSeen()
+    for batch in training.batches(200):
+        training.step(batch)
+    seen = list(waits_and_steps(training.watch.loader(0)))
+    waited = sum(waited for waited, _ in seen)
+    assert len(seen) == 199
+    assert waited / sum(map(sum, seen)) == pytest.approx(MAKING_S / (MAKING_S + FORWARD_S + UPDATE_S), abs=0.03)
 
 
 def test_parts_of_a_batch_are_trained_on_without_waiting():
