@@ -64,6 +64,8 @@ def main(words: Sequence[str] | None = None) -> None:
     with end_unprinted("labkit"), one_line_errors("labkit", MissingLibraryError):
         try:
             call(parsed)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
         except ModuleNotFoundError as error:
             if not is_labkits(error):
                 raise

@@ -136,10 +136,10 @@ def summary(function: Callable[..., Any]) -> str:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a line at once; names of files in it may be invalid UTF-8."""
+    """Print a line at once, whatever the locale; names of files in it may be invalid UTF-8."""
     stream = sys.stderr if to_stderr else sys.stdout
     stream.flush()
-    stream.buffer.write(os.fsencode(f"{text}\n"))
+    stream.buffer.write(f"{text}\n".encode(errors="surrogateescape"))
     stream.buffer.flush()
 
 

@@ -83,7 +83,11 @@ def use_everything(folder: Path) -> None:
 
 
 def run_script(name: str, *arguments: object) -> int:
-    return runpy.run_path(str(SCRIPTS / f"{name}.py"))["main"](list(map(str, arguments)), standalone_mode=False) or 0
+    try:
+        runpy.run_path(str(SCRIPTS / f"{name}.py"))["main"](list(map(str, arguments)))
+    except SystemExit as end:
+        return end.code
+    return 0
 
 
 @pytest.mark.exhaustive

@@ -6,7 +6,7 @@ import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before its imports, as trainings do: libraries read them as they start
 os.environ["MPLBACKEND"] = "svg"
-HEAVY = {"torch", "numpy", "matplotlib", "pandas", "rich", "typer", "logging", "multiprocessing"}
+HEAVY = {"torch", "numpy", "matplotlib", "pandas", "rich", "logging", "multiprocessing"}
 AT_START = {
     "imported": sorted(HEAVY & sys.modules.keys()),
     "atexit": atexit._ncallbacks(),

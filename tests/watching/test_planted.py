@@ -197,7 +197,7 @@ class TestWhatIsPlanted:
             rows = [row for row in report["lines"] if part in row["part"] and row["number"] == number]
             rows = [row for row in rows if PLANTS[name].what in (None, row["what"])]
             assert {row["path"] for row in rows} == {str(tmp_path / "train.py")}, name
-            assert true > 0.1
+            assert true > PLANTS[name].margin, name
             assert abs(sum(row["share"] for row in rows) - true) <= PLANTS[name].margin, name
 
     def test_as_files_is_told_with_their_share(self, tmp_path):

@@ -493,7 +493,7 @@ class TestTrainings:
     def test_have_their_own_options_after_their_name(self):
         done = python(*WATCH, "--epochs", "1", TRAINS, "trains", 1)
         assert done.returncode == 2
-        assert "watch has no option --epochs: write those of the script after" in " ".join(done.stderr.split())
+        assert "watch: no option --epochs: write those of the script after" in " ".join(done.stderr.split())
 
     def test_with_an_option_that_is_gone_name_its_successor(self):
         done = python(*WATCH, "--trace", "trace.json", TRAINS, "trains", 1, env=ENVIRONMENT | {"COLUMNS": "200"})
