@@ -245,6 +245,7 @@ def watch(
     budget: Annotated[
         str, Option(help="Share that may not be exceeded, as waiting=5%: the exit status is then 3.")
     ] = "",
+    lines: Annotated[bool, Option(help="Sample which lines the time goes into (default: yes).")] = True,
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
     from labkit.util.arguments import REPORT_BEGINNINGS
@@ -259,7 +260,7 @@ def watch(
                 check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
     if find_spec("torch") is None:
         raise missing_library("labkit watch", "", ModuleNotFoundError(name="torch"))
-    run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares))
+    run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares, lines))
 
 
 @_command("diff")

@@ -227,23 +227,22 @@ def _is_whole_tiff(data: bytes, image: Any) -> bool:
     tags = image.tag_v2
     offsets = tags.get(_TILE_OFFSETS) or tags.get(_STRIP_OFFSETS, ())
     sizes = tags.get(_TILE_SIZES) or tags.get(_STRIP_SIZES, ())
-    if not offsets or (sizes and len(sizes) != len(offsets)):
-        return False
-    if tags.get(_COMPRESSION, 1) == 1 and _STRIP_OFFSETS in tags:
-        bits = tags.get(_BITS, (1,))
-        row_bytes = -(-image.width * (sum(bits) if tags.get(_PLANES, 1) == 1 else bits[0]) // 8)
-        n_rows = min(tags.get(_ROWS, image.height), image.height)
-        last_rows = image.height - n_rows * (-(-image.height // n_rows) - 1)
+    if tags.get(_COMPRESSION) == 1 and offsets and _STRIP_OFFSETS in tags:
+        width, height, bits = tags[_WIDTH], tags[_HEIGHT], tags.get(_BITS, (1,))  # Pillow's sides may be turned already
+        row_bytes = -(-width * (sum(bits) if tags.get(_PLANES, 1) == 1 else bits[0]) // 8)
+        n_rows = max(1, min(tags.get(_ROWS, height), height))
+        last_rows = height - n_rows * (-(-height // n_rows) - 1)
         sizes = [*(sizes or [n_rows * row_bytes] * len(offsets))]
         sizes[-1] = min(sizes[-1], last_rows * row_bytes)
-    return all(at + size <= len(data) for at, size in zip(offsets, sizes or [1] * len(offsets), strict=True))
+    return len(offsets) == len(sizes) and all(at + size <= len(data) for at, size in zip(offsets, sizes, strict=True))
 
 
 def _tiff_sample_bits(data: bytes, image: Any) -> int:
     return max(image.tag_v2.get(_BITS, (1,)))
 
 
-_BITS, _COMPRESSION, _STRIP_OFFSETS, _ROWS, _STRIP_SIZES, _PLANES = 258, 259, 273, 278, 279, 284  # tags
+_WIDTH, _HEIGHT = 256, 257  # tags
+_BITS, _COMPRESSION, _STRIP_OFFSETS, _ROWS, _STRIP_SIZES, _PLANES = 258, 259, 273, 278, 279, 284
 _TILE_OFFSETS, _TILE_SIZES = 324, 325
 
 

@@ -81,9 +81,13 @@ class LineSampler:
         loader: Whose batches are made, or stepped with, from now on.
         loop: The code of the calls that ask for its batches, the outermost first: a step begins where both part.
         cpu_s: Processor seconds of the sampling so far, which are not the program's.
+        is_allowed: Whether any process samples: not with `--no-lines`, nor in a Python without its lock, where a thread
+            cannot look at another one that runs.
         looks: Called with each sample of the thread of a loop whose loader is not known, by the one who found it; they
             return whether it waits, and the calls within the loop, or None.
     """
+
+    is_allowed = getattr(sys, "_is_gil_enabled", lambda: True)()
 
     def __init__(self, path: str | None = None):
         self.seconds: dict[Stack, float] = defaultdict(float)
@@ -104,7 +108,9 @@ class LineSampler:
         return self._thread is not None and self._thread[0] == os.getpid()
 
     def start(self) -> None:
-        """Begin to sample, in a thread."""
+        """Begin to sample, in a thread, if that is allowed."""
+        if not LineSampler.is_allowed:
+            return
         self.seconds.clear()
         self._stepped.clear()
         self._known.clear()

@@ -22,6 +22,7 @@ from labkit.errors import ArgumentError, CannotRun, NothingSeen
 from labkit.measure.usage import descendants
 from labkit.util.process import note_unknown_class
 from labkit.watching.advice import CAUSES
+from labkit.watching.lines import LineSampler
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
 from labkit.watching.seen import REPLAY, Control, SeenLoader
 from labkit.watching.watched import Children, Watched
@@ -31,12 +32,15 @@ if TYPE_CHECKING:  # the libraries of a report are imported when there is one to
 
 
 @contextmanager
-def watch() -> Iterator[Watched]:
+def watch(*, lines: bool = True) -> Iterator[Watched]:
     """Observe what the training in this block waits for; nothing in it is changed.
 
     Every `torch.utils.data.DataLoader`, and whatever wraps one, and every `BatchLoader` is noted: when a batch was
     asked for and when it was there, how many were ready, and in the workers how long storage, `__getitem__` and the
     collate function took. On CUDA, events tell for how long the device had nothing to do.
+
+    Args:
+        lines: Whether to sample which lines the time goes into, and loops over what is not known with them.
 
     Yields:
         A `Watched`: its `report()` has the shares, the ceiling and what to change, in the block and after it, and its
@@ -50,7 +54,8 @@ def watch() -> Iterator[Watched]:
 
     Taught in: notebooks/12_find_the_stall.ipynb
     """
-    watched = Watched()
+    watched, before = Watched(), LineSampler.is_allowed
+    LineSampler.is_allowed = before and lines
     watched.start()
     try:
         yield watched
@@ -58,6 +63,7 @@ def watch() -> Iterator[Watched]:
         note_unknown_class(error)
         raise
     finally:
+        LineSampler.is_allowed = before
         watched.stop()
 
 
@@ -250,6 +256,7 @@ class WatchOptions:
     json, html: Files to write; empty: none.
     stall: Seconds without a batch after which to say what the training hangs in; 0: never.
     budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
+    lines: Whether to sample which lines the time goes into.
     """
 
     steps: int = 0
@@ -259,6 +266,7 @@ class WatchOptions:
     html: str = ""
     stall: float = 60.0
     budget: Mapping[str, float] = field(default_factory=dict)
+    lines: bool = True
 
 
 OVER_BUDGET = 3  # exit status of a script that ended well and waited for more than it may, or that cannot be judged
@@ -318,6 +326,7 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
     Raises:
         SystemExit: with status 2, if there is no such script.
     """
+    LineSampler.is_allowed = LineSampler.is_allowed and options.lines
     terminal, watched = Terminal(), Watched()
     watched.record.watch_stalls(options.stall, terminal)
     children = Children(watched)

@@ -20,7 +20,7 @@ from weakref import ref
 
 from labkit.watching.batches import look_at
 from labkit.watching.device import DeviceTimes
-from labkit.watching.lines import STEP, Stack, calls_asking, read_stacks
+from labkit.watching.lines import STEP, LineSampler, Stack, calls_asking, read_stacks
 from labkit.watching.loop import LoopWatch
 from labkit.watching.resources import ResourceWatch, data_places
 from labkit.watching.seen import FEW, MOST_NOTED, Batch, Control, Epoch, Known, SeenLoader
@@ -344,7 +344,7 @@ class Record:
         if not self.resources.runs:
             self.resources.begin()
             self._undo.callback(self.resources.stop)
-        if not making.lines.runs:
+        if LineSampler.is_allowed and not making.lines.runs:
             making.lines.start()
             self._undo.callback(making.lines.stop)
 

@@ -583,14 +583,14 @@ def _table(record: Record, accounts: Accounts) -> list[dict[str, Any]]:
     """Of each loader what it is, how long a batch was waited for, but for the first of epochs, and how one was made."""
     rows = []
     for loader in (each for each in record.loaders if each.n_batches):
-        is_main = loader is accounts.loader
+        is_main, is_training = loader is accounts.loader, loader.trains and loader in record.training
         made = accounts.made if is_main else [made for epoch in loader.epochs for made in epoch.made_here]
         batches = [batch for epoch in loader.epochs for batch in epoch.batches[1:] or epoch.batches]
         wall_s, collate_s = _mean(each.end_s - each.start_s for each in made), _mean(each.collate_s for each in made)
         storage_s = max(0.0, wall_s - _mean(each.busy_s for each in made))
         rows.append({
             "loader": f"{loader.kind} {loader.number}",
-            "role": "training" if is_main else "training, too" if loader in record.training else "other",
+            "role": "training" if is_main else "training, too" if is_training else "other",
             "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
             "wait_ms": 1e3 * _mean(each.received_s - each.asked_s for each in batches),
             "ready": _mean(each.ready for each in batches if each.ready is not None),

@@ -21,6 +21,7 @@ from labkit.errors import NothingSeen
 from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.watching.epochs import EpochFigures
 from labkit.watching.hooks import Change, Hooks
+from labkit.watching.lines import LineSampler
 from labkit.watching.record import Record, describe_nothing
 from labkit.watching.script import Terminal, before_exit
 
@@ -177,7 +178,7 @@ class Children:
             self._folder = self._folder or record.folder()
             if self._folder and not module.startswith(_WORKERS):
                 stall_s = record.stalls.stall_s if record.stalls else 0.0
-                process._labkit_begins = _Begins(self._folder, stall_s)
+                process._labkit_begins = _Begins(self._folder, stall_s, LineSampler.is_allowed)
             try:
                 original(process)
             finally:
@@ -197,8 +198,9 @@ class _Begins:
         return _begin, self._own
 
 
-def _begin(folder: str, stall_s: float) -> None:
+def _begin(folder: str, stall_s: float, takes_lines: bool) -> None:
     with suppress(Exception):  # the process must start
+        LineSampler.is_allowed = LineSampler.is_allowed and takes_lines
         watched = Watched()
         watched.record.watch_stalls(stall_s, Terminal())
         children = Children(watched, folder)

@@ -349,12 +349,14 @@ class TimedWorker:
 
     def __init__(self, own: Callable[[int], object] | None, folder: str, change: Callable[[ModuleType], object]):
         self._own, self._folder, self._change = own, folder, change
+        self._takes_lines = LineSampler.is_allowed
 
     def __call__(self, worker: int) -> None:
         with suppress(Exception):  # no times are better than no worker
             name = os.path.join(self._folder, str(worker))
             file = LastingFile(f"{name}.times", "ab")
             put, hand, lines = partial(_write, file), Hand.shared(f"{name}.hand"), LineSampler(f"{name}.lines")
+            LineSampler.is_allowed = LineSampler.is_allowed and self._takes_lines
             lines.start()
             making.hand, making.lines = hand, lines
             answer_with_stacks(f"{name}.stacks")

@@ -386,6 +386,18 @@ def test_an_observer_within_another_has_the_lines_of_its_own_loaders_alone():
     assert {"first_work", "second_work"} <= of_outer
 
 
+def test_no_thread_samples_where_lines_are_not_wanted():
+    with lk.watch(lines=False) as watched:
+        train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2, num_workers=1, multiprocessing_context="spawn"))
+        assert not worker.making.lines.runs
+        assert not [each for each in threading.enumerate() if each.name == "labkit-lines"]
+        assert not list(Path(watched.record.loaders[0].folder).glob("*.lines"))
+    assert watched.report().to_dict()["lines"] == []
+    with lk.watch():
+        train(DataLoader(TensorDataset(torch.zeros(8, 4)), 2))
+        assert worker.making.lines.runs
+
+
 class TestTheReport:
     def test_tells_the_largest_lines_of_each_part(self, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
