@@ -185,14 +185,13 @@ class MemoryWatch:
         """What was seen so far, and what is there now."""
         with suppress(Exception):
             self.look(time.monotonic())
-        own = self._seen.pop(os.getpid(), None)
-        workers = list(self._seen.values())
+        seen = self._seen.copy()  # the thread may add to it
+        own = seen.pop(os.getpid(), None)
+        workers = list(seen.values())
         grown = [
             60 * (each.last[1] - each.warm[1]) / (each.last[0] - each.warm[0]) for each in workers
             if each.warm is not None and each.last[0] - each.warm[0] >= _LEAST_GROWTH_S
         ]  # fmt: skip
-        if own is not None:
-            self._seen[os.getpid()] = own
         return Memory(
             own_bytes=own.most.anonymous if own else None,
             n_workers=self._n_workers,

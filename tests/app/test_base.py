@@ -1,11 +1,14 @@
 """labkit without its extras: what runs with torch alone, and what the rest says is missing."""
 
 import re
+import sys
 
 import pytest
 
 import labkit as lk
+from labkit import course
 from labkit.app.cli import COMMANDS
+from labkit.errors import MissingLibraryError
 from tests.hardening.base import REPO, check, run
 
 # Every process of a test hides what is installed, but for torch with what it needs: NumPy, it does without.
@@ -85,3 +88,23 @@ def test_without_torch_one_sentence_says_so(tmp_path, hidden, command):
     done = run(tmp_path, "-m", "labkit", *command.split(), **hidden("torch"))
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"labkit: labkit \w+ needs PyTorch, which .* does not have: start labkit by .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("library", "what", "call"),
+    [
+        ("skimage", "lk.make_photos", lambda folder: lk.make_photos(folder, 2, progress=False)),
+        ("skimage", "course.make_depth", lambda folder: course.make_depth(folder, 1, progress=False)),
+        ("kornia", "lk.make_augment(library='kornia')", lambda folder: lk.make_augment("light", "kornia")),
+        (
+            "albumentations", "lk.make_augment(library='albumentations')",
+            lambda folder: lk.make_augment("light", "albumentations"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_library_that_is_imported_late_names_its_extra_as_well(tmp_path, monkeypatch, library, what, call):
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingLibraryError, match=rf"{re.escape(what)} needs {library}.*, of the extra 'lab': "):
+        call(tmp_path / "made")
