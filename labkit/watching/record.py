@@ -66,6 +66,7 @@ class Record:
         failed: What could not be observed, and why.
         doing: What a stall would be a stall of; a new object each time.
         control: Decides what the loaders give.
+        takes_lines: Whether stacks are sampled, without which nothing is known of a loop over others.
     """
 
     loaders: list[SeenLoader]
@@ -74,7 +75,7 @@ class Record:
     def __init__(self) -> None:
         self.device = DeviceTimes()
         self.stalls: StallWatch | None = None
-        self.failed = list[str]()
+        self.failed, self.takes_lines = list[str](), LineSampler.is_allowed
         self._scratch: str | None = None
         self._undo = ExitStack()
         self.forget()
@@ -120,7 +121,7 @@ class Record:
     @contextmanager
     def with_loop(self) -> Iterator[None]:
         """With the loop over what is not known among the loaders, where that may be the training."""
-        known, loop = self.loaders, self.loop.loader(len(self.loaders))
+        known, loop = self.loaders, self.loop.loader(len(self.loaders)) if self.takes_lines else None
         training = [loader for loader in known if loader.trains]
         if loop is not None and training:
             is_longer = all(loop.n_batches > loader.n_batches for loader in training)
@@ -485,6 +486,8 @@ def describe_nothing(record: Record) -> str:
     if record.loaders:
         n_batches = max(loader.n_batches for loader in record.loaders)
         said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
+    elif record.loop.n_steps > 1 and not record.takes_lines:
+        said = f"{record.loop.name} is over no known loader, and such loops are told by samples, which are switched off"
     elif record.loop.n_steps > 1:
         said = (
             f"{record.loop.name} computes gradients, but how long it waits for batches cannot be told: let it get them "

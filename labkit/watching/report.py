@@ -542,7 +542,7 @@ def _notes(accounts: Accounts) -> list[str]:
     if accounts.loader.is_sampled:
         notes.append(
             f"These are the figures of {accounts.loader.kind}, of whose loader nothing is known: where the loop stood "
-            "was sampled every 5 ms, and each call of backward() counts as a batch."
+            "was sampled every 5 ms, and batches are counted by its calls of backward()."
         )
     if not accounts.loader.trains and not accounts.of(REPLAY):
         notes.append(
