@@ -57,6 +57,9 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # pytest-xdist's processes inherit all of this
         _give_folders(config)
         config.stash[_before] = _look()
+    # Made once for a process: within a test that sets `tempfile.tempdir`, it would go with that test, and no later one
+    # could start a fork server.
+    multiprocessing.util.get_temp_dir()
 
 
 def _give_folders(config):
