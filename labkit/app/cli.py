@@ -212,6 +212,7 @@ def diagnose(
     batches: Annotated[int, Option(help="Batches per measured part of a round.")] = 20,
     rounds: Annotated[int, Option(help="Number of measured rounds.")] = 3,
     limit: Annotated[float, Option(help="Approximate time limit, in seconds.")] = 100.0,
+    verbose: Annotated[bool, Option(flag="--verbose", help="Print all that the report says.")] = False,
 ) -> None:
     """Show whether a training waits for data, for which part, and what to change first."""
     from labkit.errors import CannotDiagnose
@@ -220,11 +221,8 @@ def diagnose(
     with one_line_errors("labkit", CannotDiagnose):  # an error of the training itself keeps its traceback
         loader, step = made_training(training, arguments or [])
         found = find_stalls(loader, step, batches=batches, rounds=rounds, limit_s=limit)
-    for name, share in found.shares.items():
-        say(f"{name:<10} {share:6.1%}  {'#' * round(40 * share)}")
-    say(repr(found))
-    for other in found.recommendations[1:]:
-        say(f"Then: {other}")
+    for line in [repr(found), *found.details] if verbose else [repr(found)]:
+        say(line)
 
 
 @_command()
@@ -246,6 +244,7 @@ def watch(
         str, Option(help="Share that may not be exceeded, as waiting=5%: the exit status is then 3.")
     ] = "",
     lines: Annotated[bool, Option(help="Sample which lines the time goes into (default: yes).")] = True,
+    verbose: Annotated[bool, Option(flag="--verbose", help="Print all that the report says, and its tables.")] = False,
 ) -> None:
     """Run an unchanged training script, and show what it waited for."""
     from labkit.util.arguments import REPORT_BEGINNINGS
@@ -260,7 +259,7 @@ def watch(
                 check_own_file(path, REPORT_BEGINNINGS[name], what=f"{name} of labkit watch")
     if find_spec("torch") is None:
         raise missing_library("labkit watch", "", ModuleNotFoundError(name="torch"))
-    run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares, lines))
+    run_watched(program, WatchOptions(steps, end, replay, json, html, stall, shares, lines, verbose))
 
 
 @_command("diff")

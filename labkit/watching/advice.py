@@ -11,6 +11,7 @@ from labkit.util.process import number_in_environment
 from labkit.watching.traits import LoaderTraits
 
 MIN_SHARE = 0.05  # share of the time: smaller costs are not worth a change
+NO_STEP = 1000  # times the step: a ceiling beyond it is no rate that training could reach
 _SHORT_EPOCH = 100  # batches: in a shorter one the start weighs more than it will in any real training
 
 
@@ -152,7 +153,7 @@ def advise_on_loop(costs: Costs, name: str) -> Recommendation:
         return Recommendation("none", action, "it may ask for batches by a call of another name", 1.0, notebook="")
     if share < MIN_SHARE:
         return _advise_nothing(costs)
-    action = "Make batches ahead of time in other processes or threads, or make them faster, by the lines below"
+    action = "Make batches ahead of time in other processes or threads, or make the slowest lines faster"
     why = f"{share:.0%} of the time {name} waits for a batch"
     return Recommendation("decoding", action, why, costs.together / costs.step, "03_persistent_workers")
 
@@ -187,37 +188,42 @@ def _advise_nothing(costs: Costs) -> Recommendation:
 # What the time goes into, then the rung, its usual action and the notebook, by cause.
 CAUSES = {
     "fetch": (
-        "waiting for storage", "storage",
+        "storage has not delivered the data yet", "storage",
         "Bring the data nearer: shards read in sequence, a local disk, more requests at once", "08_shard_formats",
     ),
     "prepare": (
-        "waiting for batches that are still being decoded and augmented", "decoding",
+        "batches are still being decoded and augmented", "decoding",
         "Do less for each sample, in the lines that take longest: where they decode, lk.BatchLoader decodes only what "
         "a crop needs, and lk.PixelStore decodes once; where they augment, crop first, or augment on the GPU",
         "11_resize_once",
     ),
     "copy": (
-        "copying batches to the device", "copy",
+        "batches are being copied to the device", "copy",
         "Hide the copy behind the step: pin_memory=True and lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch",
     ),
     "hand-over": (
-        "receiving batches that are ready", "hand-over",
-        "Hand over less: uint8 tensors that the device normalizes, one tensor per batch, or lk.BatchLoader, whose "
-        "threads need no hand-over", "06_kornia_gpu",
+        "finished batches are being received from the workers", "hand-over",
+        "Send less from the workers: uint8 tensors that the device normalizes, one tensor per batch, or "
+        "lk.BatchLoader, whose threads send nothing", "06_kornia_gpu",
     ),
     "start": (
-        "waiting for an epoch's first batch", "start",
+        "an epoch starts, and its first batch is not there yet", "start",
         "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can",
         "03_persistent_workers",
     ),
 }  # fmt: skip
+# Of the step and the causes, for the legend of a picture.
+SHORT_NAMES = {
+    "compute": "step", "fetch": "storage", "prepare": "making batches", "copy": "copying", "hand-over": "receiving",
+    "start": "epoch start",
+}  # fmt: skip
 
 
 def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits, cores: int) -> Recommendation:
-    spent_on, rung, action, notebook = CAUSES[cause]
+    clause, rung, action, notebook = CAUSES[cause]
     if rung == "decoding" and traits.reads_far:
-        spent_on = "waiting for batches that are still being read and decoded"
-    why = f"{share:.0%} of the time goes into {spent_on}"
+        clause = "batches are still being read and decoded"
+    why = f"{share:.0%} of the time {clause}"
     num_workers = math.inf if traits.num_workers is None else traits.num_workers
     if rung in ("storage", "decoding") and num_workers < cores:
         return _advise_workers(costs, traits.num_workers or 0, why, cores)
@@ -249,12 +255,39 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
     if rung == "copy" and traits.pin_memory:
         return rung, "Hide the copy behind the step: lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch"
     if rung == "hand-over" and traits.is_batch_loader:
-        return rung, "Hand over less: uint8, which the device normalizes, instead of floats", "11b_raw_pixels"
+        return rung, "Pass on less: uint8, which the device normalizes, instead of floats", "11b_raw_pixels"
     if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
         return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
     if rung == "start" and traits.starts_workers:
         return rung, "Keep the workers from epoch to epoch: persistent_workers=True", "03_persistent_workers"
     return None
+
+
+# Functions of Pillow, OpenCV, torchvision, imageio and scikit-image that decode; `convert` and `load` do it for `open`.
+_DECODERS = {
+    "open", "load", "convert", "pil_loader", "default_loader", "imread", "imdecode", "read_image", "decode_image",
+    "decode_jpeg", "decode_png",
+}  # fmt: skip
+
+
+def name_line(change: Recommendation, what: str, place: str) -> Recommendation:
+    """The change with the line that takes longest in its action, if it asks for less work for each sample.
+
+    Args:
+        what: What the line calls, or the name of a transform.
+        place: Its file and number.
+    """
+    if change.action not in (CAUSES["prepare"][2], _AUGMENT_ON_DEVICE):
+        return change
+    if what in _DECODERS:
+        how = "lk.BatchLoader decodes only what a crop needs, and lk.PixelStore decodes once"
+        return replace(change, action=f"Decode less in {place} ({what}): {how}")
+    if what[:1].isupper():  # a transform's class
+        how = "crop before it, choose a cheaper one, or augment whole batches on the GPU"
+        return replace(change, action=f"Spend less on {what} ({place}): {how}", notebook="06_kornia_gpu")
+    how = "where it decodes, lk.BatchLoader decodes only what a crop needs, and lk.PixelStore decodes once; where it "
+    how += "augments, crop before it, or augment whole batches on the GPU; what is the same each time, store once"
+    return replace(change, action=f"Make the line {place} ({what}) cheaper: {how}")
 
 
 def _settings(rung: str, traits: LoaderTraits) -> dict[str, Any]:

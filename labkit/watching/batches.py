@@ -53,9 +53,9 @@ class BatchFacts:
         """
         yield f"A batch is {self._amount}{self._as_bytes(is_dear)}{self._pinning(pin_share, has_workers)}."
         if self.n_small >= _MANY and is_dear and (has_workers or pins):
-            costs = " and ".join(["a hand-over"] * has_workers + ["pinning"] * pins)
+            costs = " and ".join(["sent from its worker"] * has_workers + ["pinned"] * pins)
             yield (
-                f"{self.n_small} of its tensors are smaller than {_size(_SMALL_BYTES)}, and each needs {costs} of its "
+                f"{self.n_small} of its tensors are smaller than {_size(_SMALL_BYTES)}, and each is {costs} on its "
                 "own: stack them in collate_fn."
             )
         if self.n_strided and is_dear:

@@ -15,7 +15,7 @@ from labkit.measure.intervals import format_ratio, interval_of_means, speedup_in
 from labkit.measure.usage import MAX_OTHERS
 from labkit.util.arguments import require_report
 from labkit.watching.accounts import LEAST_S, Accounts, waiting_share
-from labkit.watching.advice import MIN_SHARE, Costs
+from labkit.watching.advice import MIN_SHARE, SHORT_NAMES, Costs
 from labkit.watching.seen import REPLAY
 
 _CONFIDENCE = 0.99
@@ -150,7 +150,7 @@ def _compare_shares(runs: list[dict[str, Any]], disturbed: bool) -> Iterator[str
         verdict = "inconclusive" if disturbed else verdict
         within = "" if math.isnan(low) else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
         told = f"{_known(before, name):.1%} -> {_known(after, name):.1%}: {100 * change:+.1f} points{within}, {verdict}"
-        yield f"{name} {told}"
+        yield f"{SHORT_NAMES.get(name, name)} {told}"
 
 
 def _known(run: dict[str, Any], name: str) -> float:

@@ -2,9 +2,10 @@
 
 import base64
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Box(NamedTuple):
@@ -93,3 +94,31 @@ def _ticks(end_s: float) -> Iterable[float]:
     power = 10 ** math.floor(math.log10(end_s / _N_TICKS))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= end_s / _N_TICKS)
     return [step * number for number in range(math.floor(end_s / step) + 1)]
+
+
+def last_spans(spans: list[dict[str, Any]], n_batches: int = 12) -> list[dict[str, Any]]:
+    """The spans from the beginning of the last batches on, from time 0."""
+    hosts = [span for span in spans if span["lane"] == "host"]
+    if not hosts:
+        return spans
+    last = max(span["batch"] for span in hosts)
+    begin_s = min(span["start_s"] for span in hosts if span["batch"] > last - n_batches)
+    return shifted(begin_s, [span for span in spans if span["end_s"] > begin_s])
+
+
+def shifted(begin_s: float, spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The spans with this time as 0."""
+    return [
+        {**span, "start_s": max(0.0, span["start_s"] - begin_s), "end_s": span["end_s"] - begin_s} for span in spans
+    ]
+
+
+def draw_timeline(spans: list[dict[str, Any]]) -> str:
+    """The spans as rows, one for the host and one for each worker."""
+    rows = defaultdict[str, list[Box]](list)
+    for span in spans:
+        rows[span["lane"]].append(Box(span["kind"], span["start_s"], span["end_s"]))
+    total_s = max((span["end_s"] for span in spans), default=0.0)
+    steps_s = sum(box.end_s - box.start_s for box in rows["host"] if box.kind == "step")
+    title = f"host: step {steps_s / total_s if total_s else 0:.0%} of {total_s:.3g} s"
+    return draw_rows(rows, ["load", "wait", "step"], title=title, label="time (s)", words="Timeline of the last steps")

@@ -21,6 +21,7 @@ from labkit.watching.linux import read_text
 _FIRST_S, _EVERY_S, _MOST_OF_TIME = 1.0, 5.0, 0.01  # between looks, and the share of the time that they may take
 _WARM_S, _LEAST_GROWTH_S = 30.0, 60.0  # in which a worker fills its caches, and for which it is then seen to grow
 _GROWS = 0.01  # a minute: less is the allocator's play
+_MANY = 100  # more workers than anybody asks about
 _NO_LIMIT = 2**60  # bytes: cgroups of version 1 write a number beyond it
 
 
@@ -91,8 +92,8 @@ class Memory:
             return None
         return int(self.room_bytes / self.worker_private_bytes)
 
-    def sentence(self, *, n_sharing: int = 1, tells_room: bool = True) -> str:
-        """All that is known in one; empty: nothing is.
+    def describe(self, *, n_sharing: int = 1, tells_room: bool = True) -> str:
+        """All that is known, in words; empty: nothing is.
 
         Args:
             n_sharing: Processes of the training that share the machine, each with its workers.
@@ -100,13 +101,14 @@ class Memory:
         """
         if self.own_bytes is None:
             return ""
-        told = f"Memory: {_size(self.own_bytes)} of the training process"
+        told = f"{_size(self.own_bytes)} of the training process"
         if self.worker_private_bytes is None:
-            return f"{told}; {_size(self.room_bytes)} are free." if self.room_bytes is not None else f"{told}."
+            return f"{told}; {_size(self.room_bytes)} are free" if self.room_bytes is not None else told
         of_workers = f"each of {self.n_workers} workers" if self.n_workers > 1 else "the worker"
         told += f", {_size(self.worker_private_bytes)} of {of_workers}"
         if self.n_more_workers is not None and tells_room:
-            told += f"; there is room for {self.n_more_workers // n_sharing or 'no'} more"
+            more = self.n_more_workers // n_sharing
+            told += f"; there is room for {f'over {_MANY}' if more > _MANY else more or 'no'} more"
             told += f" in each of {n_sharing} processes" * (n_sharing > 1)
         growth = self.worker_growth_bytes or 0.0
         if growth > _GROWS * self.worker_private_bytes:
@@ -114,7 +116,7 @@ class Memory:
             if self.room_bytes is not None:
                 in_all = growth * self.n_workers * n_sharing
                 told += f", so that nothing is left after {_time(60 * self.room_bytes / in_all)}"
-        return f"{told}."
+        return told
 
 
 def _size(n_bytes: float) -> str:

@@ -258,6 +258,7 @@ class WatchOptions:
     stall: Seconds without a batch after which to say what the training hangs in; 0: never.
     budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
     lines: Whether to sample which lines the time goes into.
+    verbose: Whether to print all that the report says, below its summary.
     """
 
     steps: int = 0
@@ -268,6 +269,7 @@ class WatchOptions:
     stall: float = 60.0
     budget: Mapping[str, float] = field(default_factory=dict)
     lines: bool = True
+    verbose: bool = False
 
 
 OVER_BUDGET = 3  # exit status of a script that ended well and waited for more than it may, or that cannot be judged
@@ -412,7 +414,7 @@ class _Finish:
         report = combine_ranks(seen, self._environment)
         if report is not None:
             with suppress(OSError):  # nobody reads it, but files may be asked for
-                self._terminal.show(report)
+                self._terminal.show(report, is_verbose=self._options.verbose)
             self._save(report)
         if self._options.budget:
             from labkit.watching.diff import judge_budget

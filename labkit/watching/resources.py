@@ -108,15 +108,22 @@ class Resources:
             "other programs": f"{others_share:.0%} of the cores",
         }
         told = "; ".join(f"{subject} {finding}" for subject, finding in facts.items())
+        memory = self.memory_words(shares, others_share)
+        return [f"The machine: {told}.", *[f"Memory: {memory}."] * bool(memory), *self.warnings(shares, others_share)]
+
+    def warnings(self, shares: Mapping[str, float], others_share: float) -> list[str]:
+        """A sentence for each that is scarce, with what to do."""
         disturbing = others_share if others_share > MAX_OTHERS else 0.0
-        found = [*self._scarce_cores(shares, disturbing), *self._scarce_room(shares)]
-        told_of_memory = self.memory.sentence(n_sharing=self.n_sharing, tells_room=not _advises_fewer(found))
-        return [f"The machine: {told}.", *[told_of_memory] * bool(told_of_memory), *found]
+        return [*self._scarce_cores(shares, disturbing), *self._scarce_room(shares)]
+
+    def memory_words(self, shares: Mapping[str, float], others_share: float) -> str:
+        """The memory in words; more workers only where not fewer are advised."""
+        tells_room = not _advises_fewer(self.warnings(shares, others_share))
+        return self.memory.describe(n_sharing=self.n_sharing, tells_room=tells_room)
 
     def most_workers(self, shares: Mapping[str, float], others_share: float) -> int | None:
         """Workers that may be advised: those that fit into memory, and no more where fewer are advised; None: any."""
-        disturbing = others_share if others_share > MAX_OTHERS else 0.0
-        if _advises_fewer([*self._scarce_cores(shares, disturbing), *self._scarce_room(shares)]):
+        if _advises_fewer(self.warnings(shares, others_share)):
             return self.num_workers
         more = self.memory.n_more_workers
         return None if more is None else self.num_workers + more // self.n_sharing

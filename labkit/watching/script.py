@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.errors import CannotRun
 from labkit.util.redact import redact
+from labkit.watching.advice import SHORT_NAMES
 from labkit.watching.batches import rounded
-from labkit.watching.seen import FEW, Control, SeenLoader
+from labkit.watching.seen import Control, SeenLoader
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -256,16 +257,18 @@ class Terminal:
         with suppress(OSError, ValueError):
             self.stream.write(f"labkit watch: {text}\n")
 
-    def show(self, report: "WatchReport") -> None:
-        """Shares as bars, then the sentences, the loaders, and the ranks."""
-        said = [
-            f"\nlabkit watch {report.n_batches} batch{'es' * (report.n_batches != 1)}",
-            *(f"{name:<10} {share:6.1%}  {'#' * round(_BAR * share)}" for name, share in report.shares.items()),
-            *report.sentences, *report.line_sentences,
-            *(f"Then: {other}" for other in report.recommendations[1:] if report.n_batches >= FEW),
-            *report.resource_sentences, *_aligned(report.tables["loaders"]),
-            *(_aligned(report.tables["ranks"]) if "ranks" in report.tables else ()),
-        ]  # fmt: skip
+    def show(self, report: "WatchReport", *, is_verbose: bool) -> None:
+        """The summary; with `is_verbose` all that the report says, and its tables."""
+        from labkit.watching.report import format_row  # by now it is there
+
+        said = ["", repr(report)]
+        if is_verbose:
+            shares = ((SHORT_NAMES[name], share) for name, share in report.shares.items())
+            said += ["", *(f"{name:<14} {share:6.1%}  {'#' * round(_BAR * share)}" for name, share in shares)]
+            said += [*report.details, *_aligned(report.tables["loaders"])]
+            said += _aligned(report.tables["ranks"]) if "ranks" in report.tables else []
+        else:
+            said.append(format_row("details", "--verbose, or in files: --html report.html, --json report.json"))
         self.stream.write("".join(f"{line}\n" for line in said))
 
 

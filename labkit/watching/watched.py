@@ -98,7 +98,7 @@ class Watched:
     def _report_of(self, epochs: list[dict[str, float]]) -> "WatchReport":
         if all(loader.n_batches < 2 for loader in self.record.loaders):
             raise NothingSeen(describe_nothing(self.record))
-        from labkit.watching.report import make_report
+        from labkit.watching.findings import make_report
 
         cores, own_s, real_s, began_s = self._began
         busy_s, own_s = (core_time() - cores).busy_s, tree_cpu_s() - own_s

@@ -244,7 +244,7 @@ class TestMagic:
         done = shell.run_cell(f"%%watch\n{LOOP}\n    if n == 20: raise {error}")
         assert type(done.error_in_exec).__name__ == error
         said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-        assert re.search(rf"Training waits for .*\n-+> *3 +if n == 20: raise {error}", said, re.DOTALL)
+        assert re.search(rf"waiting for data .*\n-+> *3 +if n == 20: raise {error}", said, re.DOTALL)
         assert shell.user_ns["watched"] is not earlier
 
     def test_a_cell_in_which_nothing_is_watched_leaves_no_earlier_report(self, shell, capsys):

@@ -133,7 +133,7 @@ class TestTheWorkItself:
         cause = {"storage": "fetch", "decoding": "prepare"}[rung]
         [found] = advise(DataLoader(Wrapped(**attributes), num_workers=1), **{cause: 3.0}, together=4.0)
         assert (found.rung, found.notebook, found.speedup) == (rung, notebook, 4.0)
-        assert found.why.startswith("75% of the time goes into waiting for ")
+        assert found.why.startswith("75% of the time ")
         assert ("instead of pil" in found.action) == (notebook == "02_read_image")
 
     def test_is_no_decoding_of_prepared_pixels_nor_a_batch_loader_again(self, first_photos, tmp_path):
@@ -156,11 +156,11 @@ class TestTheWorkItself:
 
     def test_of_every_other_loss_has_its_advice_the_largest_first(self):
         found = advise([], copy=1.0, hand_over=2.0, start=3.0, together=8.0)
-        of_time = " of the time goes into "
+        starts, receives = "an epoch starts, and its first batch is not there yet", "finished batches are being"
         assert [(each.rung, each.why, each.notebook) for each in found] == [
-            ("start", f"38%{of_time}waiting for an epoch's first batch", "03_persistent_workers"),
-            ("hand-over", f"25%{of_time}receiving batches that are ready", "06_kornia_gpu"),
-            ("copy", f"12%{of_time}copying batches to the device", "07_cuda_prefetch"),
+            ("start", f"38% of the time {starts}", "03_persistent_workers"),
+            ("hand-over", f"25% of the time {receives} received from the workers", "06_kornia_gpu"),
+            ("copy", "12% of the time batches are being copied to the device", "07_cuda_prefetch"),
         ]
         assert [each.speedup for each in found] == pytest.approx([8 / 5, 8 / 6, 8 / 7])
         for each, words in zip(found, ("Begin fewer epochs", "uint8", "lk.CUDAPrefetcher"), strict=True):

@@ -57,9 +57,9 @@ class TestABatch:
         assert report.to_dict()["batch"] == expected
         amount, *stack = report.batch_sentences
         assert amount == "A batch is 114 tensors, 248 kB: float32 160 kB, float64 88 kB, int64 24 bytes."
-        told = "113 of its tensors are smaller than 64 kB, and each needs a hand-over of its own"
+        told = "113 of its tensors are smaller than 64 kB, and each is sent from its worker on its own"
         assert stack == [f"{told}: stack them in collate_fn."] * (num_workers > 0)
-        assert set(report.batch_sentences) <= set(repr(report).splitlines())
+        assert set(report.batch_sentences) <= set(report.details)
         assert replace(report, shares=shares(**CHEAP)).batch_sentences == [amount], "what costs nothing needs no change"
 
     @pytest.mark.parametrize(

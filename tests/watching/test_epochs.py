@@ -98,7 +98,7 @@ class TestEachEpoch:
         assert report.shares["compute"] == pytest.approx(mean_s / (mean_s + 0.3 + 0.2), abs=1e-4)
         assert report.pace["step_p50_ms"] == pytest.approx(1e3 * np.median(every_s), rel=1e-4)
         assert report.pace["validation_s"] == pytest.approx(30.0, rel=1e-3)
-        assert "Validation took 30 s; the other figures leave this out." in repr(report)
+        assert "Validation took 30 s; the other figures leave this out." in " ".join(report.details)
         written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
         assert [row["epoch"] for row in written["epochs"]] == [0, 1, 2]
         assert written["epochs"][1] == pytest.approx(live[1], abs=1e-6)
@@ -129,7 +129,7 @@ class TestEachEpoch:
         assert found["compute"] == pytest.approx(step_s / (step_s + 0.5), abs=1e-4)
         assert found["step_p99_ms"] > 1000
         assert found["step_p95_ms"] == pytest.approx(1000, rel=1e-4)
-        assert "Checkpoints took 14 s" in repr(watched.report())
+        assert "Checkpoints took 14 s" in " ".join(watched.report().details)
 
     @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, True), (2, False)])
     def test_alone_is_the_whole_report_and_others_are_of_their_own_workers(self, num_workers, persistent):

@@ -60,20 +60,20 @@ KNOWN = Memory(2 * GB, 8, int(1.4 * GB), GB, None, 20 * GB)
     ("memory", "options", "words"),
     [
         (Memory(), {}, ""),
-        (Memory(2 * GB, room_bytes=3 * GB), {}, "2.0 GB of the training process; 3.0 GB are free."),
-        (KNOWN, {}, "2.0 GB of the training process, 1.4 GB of each of 8 workers; there is room for 14 more."),
-        (KNOWN, {"n_sharing": 2}, "8 workers; there is room for 7 more in each of 2 processes."),
-        (KNOWN, {"tells_room": False}, "1.4 GB of each of 8 workers."),
-        (Memory(2 * GB, 1, 3 * GB, GB, None, GB), {}, "3.0 GB of the worker; there is room for no more."),
+        (Memory(2 * GB, room_bytes=3 * GB), {}, "2.0 GB of the training process; 3.0 GB are free"),
+        (KNOWN, {}, "2.0 GB of the training process, 1.4 GB of each of 8 workers; there is room for 14 more"),
+        (KNOWN, {"n_sharing": 2}, "8 workers; there is room for 7 more in each of 2 processes"),
+        (KNOWN, {"tells_room": False}, "1.4 GB of each of 8 workers"),
+        (Memory(2 * GB, 1, 3 * GB, GB, None, GB), {}, "3.0 GB of the worker; there is room for no more"),
         (
             Memory(2 * GB, 8, GB, GB, 25e6, 10 * GB), {},
-            "room for 10 more; a worker grows by 25 MB a minute, so that nothing is left after 50 min.",
+            "room for 10 more; a worker grows by 25 MB a minute, so that nothing is left after 50 min",
         ),
-        (Memory(2 * GB, 8, GB, GB, 5e6, 10 * GB), {}, "there is room for 10 more."),
+        (Memory(2 * GB, 8, GB, GB, 5e6, 10 * GB), {}, "there is room for 10 more"),
     ],
 )  # fmt: skip
-def test_the_sentence_has_the_budget(memory, options, words):
-    assert memory.sentence(**options).endswith(words)
+def test_its_words_have_the_budget(memory, options, words):
+    assert memory.describe(**options).endswith(words)
 
 
 class TakesMemory(Dataset):
@@ -94,7 +94,7 @@ def test_a_report_has_the_private_memory_of_workers_that_live():
     assert memory.n_workers == 2
     assert 100e6 < memory.worker_private_bytes < 400e6
     assert memory.own_bytes > 50e6
-    assert memory.sentence() in str(found)
+    assert memory.describe() in " ".join(str(found).split())
     del loader
 
 

@@ -357,7 +357,7 @@ for each in kept:
 
 def test_the_machine_is_in_every_report(tmp_path):
     files(tmp_path, {"train.py": SCRIPT})
-    words = [sys.executable, "-m", "labkit", "watch", "--json", "w.json", "--html", "w.html", "train.py"]
+    words = [sys.executable, "-m", "labkit", "watch", "--verbose", "--json", "w.json", "--html", "w.html", "train.py"]
     command = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash", *words]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     found = json.loads((tmp_path / "w.json").read_text())["resources"]

@@ -65,7 +65,7 @@ class TestRuns:
         assert [float(part) for part in waiting.partition("[")[2].partition("]")[0].split(", ")] == [
             pytest.approx(100 * (14 / 24 - 1 / 2), abs=3) for _ in range(2)
         ]
-        assert prepare.startswith("prepare ")
+        assert prepare.startswith("making batches ")
 
     def test_have_the_ratio_of_their_times_also_where_a_few_blocks_are_slow(self, compared):
         slow = report(10.0)

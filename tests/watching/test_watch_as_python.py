@@ -21,7 +21,7 @@ from tests.watching.trained import ENVIRONMENT
 
 SEEN, TRAINS = (REPO / "tests" / "watching" / f"{name}_script.py" for name in ("seen", "training"))
 WATCH = ("-m", "labkit", "watch")
-SAID = "labkit watch"
+SAID, REPORTED = "labkit watch", "\n  waiting for data "
 
 TRAINING = """
 import os, sys
@@ -188,7 +188,7 @@ class TestBeginning:
         more = {place: [each for each in found[place] if each not in own[place]] for place in own}
         assert more == {place: ["labkit"] for place in own}
         assert len(own) == 5
-        assert f"{SAID} " in watched.stderr
+        assert REPORTED in watched.stderr
 
     def test_a_program_is_found_as_python_finds_it(self, tmp_path, script):
         """By a relative path, a link, or its module's name."""
@@ -376,7 +376,7 @@ class TestReports:
                 "import numpy, warnings\nnumpy.seterr(all='raise')\ntorch.set_default_device('meta')\n"
                 "warnings.simplefilter('error')\n"
                 "sys.stderr = type('Logger', (), {'write': lambda *_: 0, 'flush': lambda *_: None})()",
-                "Were data free",
+                "with data for free",
             ),
         ],
         ids=["fail", "are told whatever a script has set"],
@@ -465,7 +465,7 @@ class TestTrainings:
         assert watched.returncode == plain.returncode == status
         assert watched.stdout == plain.stdout
         assert re.search(said, watched.stderr)
-        assert (f"{SAID} " in watched.stderr) == (how != "exits")
+        assert (REPORTED in watched.stderr) == (how != "exits")
         assert "in watch_script" not in watched.stderr, "frames of labkit's own hide the script's"
 
     @pytest.mark.parametrize("options", [["--replay", "--steps", "12"], ["--steps", "12", "--end"]])
@@ -518,7 +518,7 @@ class TestTrainings:
     def test_in_ranks_report_once(self, tmp_path):
         ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--log-dir", tmp_path / "logs")
         done = python(*ranks, *WATCH, "--json", tmp_path / "found", TRAINS, "trains", 0)
-        assert (done.returncode, done.stderr.count(f"{SAID} ")) == (0, 1), done.stderr
+        assert (done.returncode, done.stderr.count(REPORTED)) == (0, 1), done.stderr
         found = json.loads((tmp_path / "found").read_text())
         assert [row["rank"] for row in found["ranks"]] == [0, 1]
         assert found["shares"]["compute"] == pytest.approx(min(row["compute"] for row in found["ranks"]), rel=1e-6)
