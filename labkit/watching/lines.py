@@ -27,10 +27,12 @@ from typing import Any, NamedTuple
 MAKING, STEP = "making a batch", "the step"
 OF_LOOP = -2  # in place of a loader's number: a loop whose loader is not known
 _INTERVAL_S = 0.005
-# Python lets a thread keep its lock for 5 ms while another waits for it. A line of less time before the next call that
-# releases the lock would never be seen, so that the sampling thread gets its look sooner. The training process may have
-# more threads, which would take turns as often.
-_PROMPT_S = {MAKING: 2e-4, STEP: 1e-3}
+# Python lets a thread keep its lock for 5 ms while another waits for it, and begins to count anew whenever the lock is
+# free for a moment, as within torch.tensor(): the sampling thread would get its look where the lock is free for longer,
+# seldom and not where the time goes. So it waits for less than what lies between two such calls, in the training
+# process only while that makes batches: it may have more threads, which would take turns as often.
+_PROMPT_S = {MAKING: 5e-6, STEP: 1e-3}
+_TIMER_SLACK_NS = 1  # by which the kernel may let the sampling thread wait longer; 50 us by default
 _GOLDEN = 0.618
 _LEAST_KEPT_S, _MOST_KEPT_S, _KEPT = 0.2, 10.0, 0.02  # of samples that a worker has not written, and share of its time
 _MOST_STACKS = 2000  # that are told apart, in a few MB
@@ -127,6 +129,20 @@ class LineSampler:
         """The calling thread begins a part of its work."""
         loop, counts = ((), self.seconds) if part == MAKING else (self.loop, defaultdict[Stack, float](float))
         self._now = threading.get_ident(), part, self.loader, loop, counts
+        self._hasten(part)
+
+    def look_at(self, thread: int, look: Look) -> None:
+        """Sample a thread from now on, whatever it does, and let each sample be judged."""
+        self.looks[look] = thread
+        self._hasten(MAKING)
+
+    def look_no_more(self, look: Look) -> None:
+        """Undo `look_at`."""
+        self.looks.pop(look, None)
+        self.restore()
+
+    def _hasten(self, part: str) -> None:
+        """Let no thread keep Python's lock for longer than is good for samples of this part."""
         with self._lock:
             if self._usual_s is None:
                 self._usual_s = sys.getswitchinterval()
@@ -147,15 +163,21 @@ class LineSampler:
         self.restore()
 
     def restore(self) -> None:
-        """Give the process its switch interval back, unless the script has set its own."""
+        """Give the process its switch interval back, unless the script has set its own, or a thread is looked at."""
         with self._lock:
-            usual_s, self._usual_s = self._usual_s, None
-            if usual_s is not None and abs(sys.getswitchinterval() - self._prompt_s) < 1e-5:
+            if self._usual_s is None or abs(sys.getswitchinterval() - self._prompt_s) > 1e-6:
+                self._usual_s = None
+            elif self.looks:
+                self._prompt_s = _PROMPT_S[MAKING]
+                sys.setswitchinterval(self._prompt_s)
+            else:
+                usual_s, self._usual_s = self._usual_s, None
                 sys.setswitchinterval(usual_s)
 
     def forked(self) -> None:
         """In a process that was forked: give it its switch interval back; the lock may be another thread's."""
         self._lock = threading.Lock()
+        self.looks.clear()
         self.restore()
 
     def making(self, make: Callable[..., Any], *args: Any) -> Any:
@@ -167,6 +189,8 @@ class LineSampler:
             self.end()
 
     def _run(self) -> None:
+        with suppress(OSError), open(f"/proc/{threading.get_native_id()}/timerslack_ns", "w") as file:
+            file.write(str(_TIMER_SLACK_NS))
         began_s = due_s = flushed_s = time.perf_counter()
         spread = noted_s = 0.0
         while self._thread is not None and self._thread[1] is threading.current_thread():
@@ -333,12 +357,17 @@ def line_at(at: At) -> int:
 
 def _transform_of(name: str, kind: int) -> str:
     """The class of a method, or a function's own name, by its qualified name; empty for a base class of transforms."""
-    while name.endswith(_COMPREHENSIONS):
-        name = name.rpartition(".<locals>.")[0]
-    of_method, _, own_name = name.rpartition(".<locals>.")[2].rpartition(".")
+    of_method, _, own_name = _function_of(name).rpartition(".<locals>.")[2].rpartition(".")
     owner = of_method.rpartition(".")[2] or own_name
     is_base = owner in _BASES or (kind == _LIBRARY and owner.startswith("_"))
     return "" if is_base else owner
+
+
+def _function_of(name: str) -> str:
+    """The function that a comprehension is in, which has a frame of its own before Python 3.12; else the name."""
+    while name.endswith(_COMPREHENSIONS):
+        name = name.rpartition(".<locals>.")[0]
+    return name
 
 
 def calls_asking(frame: Any) -> tuple[CodeType, ...]:
@@ -447,7 +476,7 @@ def line_of(stack: Stack) -> Line:
     ]  # fmt: skip
     if own is None:
         of_users = [each for each in of_users if _package_of(each[1]) != _package_of(calls[0][1])] or of_users
-    called = next(iter(of_users), calls[0])[0].rpartition(".")[2]
+    called = _function_of(next(iter(of_users), calls[0])[0]).rpartition(".")[2]
     transform = next((name for name, path, _ in reversed(stack.calls) if not path), "")
     return Line(stack.part, transform or called, *stack.calls[own or 0][1:])
 

@@ -233,8 +233,8 @@ class Record:
             self.loop.stepped(is_step=is_step)
             if self.loop.thread == thread:
                 if making.lines.looks.get(self.loop.look) != thread:
-                    making.lines.looks[self.loop.look] = thread
-                    self._undo.callback(making.lines.looks.pop, self.loop.look, None)
+                    making.lines.look_at(thread, self.loop.look)
+                    self._undo.callback(making.lines.look_no_more, self.loop.look)
                 self._start_sampling()
         if self.loop.thread == thread:
             self.control.looped(self.loop)

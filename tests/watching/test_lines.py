@@ -248,6 +248,8 @@ class TestAStack:
         own, wrapper = ("train", __file__, 3), ("Optimizer.profile_hook_step.<locals>.wrapper", TORCH, 1)
         assert line_of(Stack(STEP, (own, wrapper, ("Adam.step", TORCH, 2)))) == Line(STEP, "step", __file__, 3)
         assert line_of(Stack(STEP, (own, wrapper))).what == "train"
+        listed = own, ("train.<locals>.<listcomp>", __file__, 4)
+        assert line_of(Stack(STEP, listed)) == Line(STEP, "train", __file__, 4)
         assert line_of(Stack(STEP, (("lightning", TORCH, 9), own, ("help", __file__, 4)))) == Line(
             STEP, "help", __file__, 4
         )
@@ -361,6 +363,19 @@ class TestASampler:
         sampler.begin(STEP)
         with sampler._lock:  # as another thread may hold it, which a fork does not have
             sampler.forked()
+        assert sys.getswitchinterval() == pytest.approx(usual_s)
+
+    def test_keeps_it_short_while_a_thread_is_looked_at(self):
+        sampler, usual_s, look = LineSampler(), sys.getswitchinterval(), lambda calls, seconds: None
+        sampler.look_at(threading.get_ident(), look)
+        shorter_s = sys.getswitchinterval()
+        assert shorter_s < usual_s / 100
+        sampler.making(lambda: None)
+        assert sys.getswitchinterval() == pytest.approx(shorter_s)
+        sampler.look_no_more(look)
+        assert sys.getswitchinterval() == pytest.approx(usual_s)
+        sampler.look_at(threading.get_ident(), look)
+        sampler.forked()
         assert sys.getswitchinterval() == pytest.approx(usual_s)
 
 

@@ -220,3 +220,49 @@ class TestWhatIsPlanted:
         told = float(why.partition("(")[2].partition("%")[0]) / 100
         assert true > 0.1
         assert abs(told - true) <= 0.05
+
+
+UNKNOWN = """
+import json, random, sys, time
+import torch
+
+torch.set_num_threads(1)
+KNOWN = {"numbers": 0.0, "masks": 0.0, "waiting": 0.0}
+
+def batches(count):
+    for _ in range(count):
+        rows = []
+        for _ in range(32):
+            began_s = time.perf_counter()
+            words = [random.randrange(5000) for _ in range(256)]  # numbers
+            between_s = time.perf_counter()
+            rows.append(torch.tensor([word if random.random() > 0.15 else 0 for word in words]))  # masks
+            KNOWN["numbers"] += between_s - began_s
+            KNOWN["masks"] += time.perf_counter() - between_s
+        yield torch.stack(rows)
+
+model = torch.nn.Sequential(torch.nn.Embedding(5000, 32), torch.nn.Flatten(), torch.nn.Linear(32 * 256, 10))
+steps = torch.optim.Adam(model.parameters())
+began_s = asked_s = time.perf_counter()
+for batch in batches(800):
+    KNOWN["waiting"] += time.perf_counter() - asked_s
+    model(batch).square().mean().backward()
+    steps.step()
+    asked_s = time.perf_counter()
+print(json.dumps({name: seconds / (asked_s - began_s) for name, seconds in KNOWN.items()}))
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.alone
+def test_a_loop_that_gives_pythons_lock_away_for_moments_is_seen_where_its_time_goes(tmp_path):
+    """As `torch.tensor` does, again and again: a thread that waits for the lock until it is free gets it too seldom."""
+    (tmp_path / "train.py").write_text(UNKNOWN)
+    done = watch_script("--json", "report.json", "train.py", cwd=tmp_path)
+    report, true = json.loads((tmp_path / "report.json").read_text()), json.loads(done.stdout)
+    assert true["waiting"] > 0.3
+    assert abs(1 - report["shares"]["compute"] - true["waiting"]) < 0.08
+    for name in ("numbers", "masks"):
+        [number] = [n for n, line in enumerate(UNKNOWN.splitlines(), 1) if line.endswith(f"# {name}")]
+        rows = [row for row in report["lines"] if row["part"] == "making a batch" and row["number"] == number]
+        assert abs(sum(row["share"] for row in rows) - true[name] / true["waiting"]) < 0.2, name
