@@ -259,7 +259,8 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
     if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
         return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
     if rung == "start" and traits.starts_workers:
-        return rung, "Keep the workers from epoch to epoch: persistent_workers=True", "03_persistent_workers"
+        action = "Keep the workers from epoch to epoch: one DataLoader for all of them, with persistent_workers=True"
+        return rung, action, "03_persistent_workers"
     return None
 
 
