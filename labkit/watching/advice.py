@@ -185,29 +185,30 @@ def _advise_nothing(costs: Costs) -> Recommendation:
     return Recommendation("none", "Leave the loader as it is: it is not the bottleneck", why, 1.0, notebook="")
 
 
-# What the time goes into, then the rung, its usual action and the notebook, by cause.
+# What training waits for, then the rung, its usual action and the notebook, by cause.
 CAUSES = {
     "fetch": (
-        "storage has not delivered the data yet", "storage",
-        "Bring the data nearer: shards read in sequence, a local disk, more requests at once", "08_shard_formats",
+        "storage", "storage",
+        "Read from a local disk or from shards, or have more requests in flight: more workers, which mostly wait, or "
+        "reads_in_flight of lk.BatchLoader", "08_shard_formats",
     ),
     "prepare": (
-        "batches are still being decoded and augmented", "decoding",
+        "batches to be decoded and augmented", "decoding",
         "Do less for each sample, in the lines that take longest: where they decode, lk.BatchLoader decodes only what "
         "a crop needs, and lk.PixelStore decodes once; where they augment, crop first, or augment on the GPU",
         "11_resize_once",
     ),
     "copy": (
-        "batches are being copied to the device", "copy",
+        "batches to be copied to the device", "copy",
         "Hide the copy behind the step: pin_memory=True and lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch",
     ),
     "hand-over": (
-        "finished batches are being received from the workers", "hand-over",
+        "finished batches to arrive from the workers", "hand-over",
         "Send less from the workers: uint8 tensors that the device normalizes, one tensor per batch, or "
         "lk.BatchLoader, whose threads send nothing", "06_kornia_gpu",
     ),
     "start": (
-        "an epoch starts, and its first batch is not there yet", "start",
+        "the first batch of an epoch", "start",
         "Begin fewer epochs: let one go through the data several times, as a sampler or a data set can",
         "03_persistent_workers",
     ),
@@ -220,10 +221,10 @@ SHORT_NAMES = {
 
 
 def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits, cores: int) -> Recommendation:
-    clause, rung, action, notebook = CAUSES[cause]
+    awaited, rung, action, notebook = CAUSES[cause]
     if rung == "decoding" and traits.reads_far:
-        clause = "batches are still being read and decoded"
-    why = f"{share:.0%} of the time {clause}"
+        awaited = "batches to be read and decoded"
+    why = f"{share:.0%} of the time goes into waiting for {awaited}"
     num_workers = math.inf if traits.num_workers is None else traits.num_workers
     if rung in ("storage", "decoding") and num_workers < cores:
         return _advise_workers(costs, traits.num_workers or 0, why, cores)
@@ -265,30 +266,41 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
 
 
 # Functions of Pillow, OpenCV, torchvision, imageio and scikit-image that decode; `convert` and `load` do it for `open`.
-_DECODERS = {
+DECODING = {
     "open", "load", "convert", "pil_loader", "default_loader", "imread", "imdecode", "read_image", "decode_image",
     "decode_jpeg", "decode_png",
 }  # fmt: skip
 
 
-def name_line(change: Recommendation, what: str, place: str) -> Recommendation:
+def name_line(
+    change: Recommendation, what: str, place: str, share: float, costs: Costs, num_workers: int | None
+) -> Recommendation:
     """The change with the line that takes longest in its action, if it asks for less work for each sample.
+
+    Its gain is then at most what the training would gain if this line took no time.
 
     Args:
         what: What the line calls, or the name of a transform.
-        place: Its file and number.
+        place: Its file and number; empty: a library's, where nothing can be changed.
+        share: Of the time to make a batch.
     """
     if change.action not in (CAUSES["prepare"][2], _AUGMENT_ON_DEVICE):
         return change
-    if what in _DECODERS:
-        how = "lk.BatchLoader decodes only what a crop needs, and lk.PixelStore decodes once"
-        return replace(change, action=f"Decode less in {place} ({what}): {how}")
-    if what[:1].isupper():  # a transform's class
-        how = "crop before it, choose a cheaper one, or augment whole batches on the GPU"
-        return replace(change, action=f"Spend less on {what} ({place}): {how}", notebook="06_kornia_gpu")
-    how = "where it decodes, lk.BatchLoader decodes only what a crop needs, and lk.PixelStore decodes once; where it "
-    how += "augments, crop before it, or augment whole batches on the GPU; what is the same each time, store once"
-    return replace(change, action=f"Make the line {place} ({what}) cheaper: {how}")
+    # As long as training waits for its workers, it takes as long as they do.
+    making_s = costs.together if num_workers else costs.fetch + costs.prepare
+    speedup = min(change.speedup, costs.together / max(costs.step, costs.together - share * making_s))
+    named = f"{what} ({place})" if place else what
+    notebook = change.notebook
+    if what in DECODING:
+        action = f"Spend less on decoding in {named}: lk.BatchLoader decodes only what a crop needs, and "
+        action += "lk.PixelStore decodes once"
+    elif what[:1].isupper():  # a transform's class
+        action = f"Spend less on {named}: crop before it, choose a cheaper one, or augment whole batches, best on a GPU"
+        notebook = "06_kornia_gpu"
+    else:
+        action = f"Spend less on {named}: where it decodes, lk.BatchLoader decodes only what a crop needs, and "
+        action += "lk.PixelStore decodes once; where it augments, crop before it; what is the same each time, store"
+    return replace(change, action=action, speedup=speedup, notebook=notebook)
 
 
 def _settings(rung: str, traits: LoaderTraits) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 import os
 import statistics
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from labkit.watching.advice import MIN_SHARE, advise, advise_on_loop, name_line
 from labkit.watching.diff import blocks_of, ceiling_interval
 from labkit.watching.drawings import shifted
 from labkit.watching.epochs import figures_of
-from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
+from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
 from labkit.watching.record import Record, describe_nothing
 from labkit.watching.report import WatchReport
 from labkit.watching.resources import place_of
@@ -65,8 +66,9 @@ def make_report(
         advice = [advise_on_loop(costs, loader.kind)]
     lines = lines_table(lines_of(record.stacks()))
     if slowest := next((row for row in lines if row["part"] == MAKING), None):
-        place = f"{short_path(slowest['path'])}:{slowest['number']}"
-        advice = [name_line(change, slowest["what"], place) for change in advice]
+        place = f"{short_path(slowest['path'])}:{slowest['number']}" if is_own(slowest["path"]) else ""
+        of_line = slowest["what"], place, slowest["share"], costs, loader.traits.num_workers
+        advice = [name_line(change, *of_line) for change in advice]
     return WatchReport(
         shares=shares, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
@@ -78,7 +80,7 @@ def make_report(
         }, slow=slow, cpu_share=cpu_share, others_share=others_share,
         gpu_utilization=statistics.fmean(busy) if busy else None,
         notes=[*_notes(accounts), *_not_covered(record, accounts), *record.failed, *record.hung],
-        blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads},
+        blocks_s=blocks, settings={**asdict(loader.traits), "torch_threads": n_threads, "device": _device()},
         batch=batch, pace=figures_of(record, accounts),
         resources=resources, is_sampled=loader.is_sampled, **known,
     )  # fmt: skip
@@ -113,29 +115,30 @@ def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]
     """
     if not seconds:
         return [], ""
-    by_sample = defaultdict[Any, list[float]](list)
+    by_sample = defaultdict[Any, list[float]](list)  # of several times the shortest counts: a worker's first is slow
     for index, each_s in seconds:
         by_sample[index].append(each_s)
-    known = sorted(by_sample.items(), key=lambda item: -statistics.fmean(item[1]))
-    means_s = [statistics.fmean(times) for _, times in known]
+    known = sorted(by_sample.items(), key=lambda item: -min(item[1]))
+    usual_s = [min(times) for _, times in known]
     all_s = math.fsum(each_s for _, each_s in seconds) or 1.0
     rows = [
         {
             "sample": (name := name_of(index)),
-            "seconds": mean_s,
+            "seconds": statistics.fmean(times),
             "share": sum(times) / all_s,
             **_image_facts(name),
         }
-        for (index, times), mean_s in zip(known[:_N_SLOWEST], means_s, strict=False)
+        for index, times in known[:_N_SLOWEST]
     ]
-    least_s = max(_SLOW * statistics.median(means_s), _OF_SLOWEST * means_s[0])
-    n_slow = sum(mean_s > least_s for mean_s in means_s)
+    least_s = max(_SLOW * (median_s := statistics.median(usual_s)), _OF_SLOWEST * usual_s[0])
+    n_slow = sum(each_s > least_s for each_s in usual_s)
     slow_s, slow = sum(sum(times) for _, times in known[:n_slow]), ""
     share = slow_s / all_s
     if share >= MIN_SHARE and slow_s >= _LEAST_S:
         told = ", ".join(map(_told_sample, rows[: min(n_slow, 3)]))
         take = "takes" if n_slow == 1 else "take"
-        slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}."
+        slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}; "
+        slow += f"the median sample takes {1e3 * median_s:.3g} ms."
     return rows, slow
 
 
@@ -161,6 +164,16 @@ def _told_sample(row: dict[str, Any]) -> str:
     return f"{told} ({row['format']}, {row['width']} x {row['height']}, {row['bytes'] / 1e6:.2g} MB)"
 
 
+def _device() -> str | None:
+    """Where the training computes, as far as torch says: on `cuda` or on the `cpu`; None: maybe on something else."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return "cuda"
+    has_others = torch.backends.mps.is_available() or torch.xpu.is_available() or "torch_xla" in sys.modules
+    return None if has_others else "cpu"
+
+
 def _idle_workers(accounts: Accounts) -> str:
     """Workers that made no batch, and why; empty if all did, or if some may yet."""
     loader, made = accounts.loader, accounts.made_by
@@ -180,8 +193,8 @@ def _notes(accounts: Accounts) -> list[str]:
     notes = [idle] if (idle := _idle_workers(accounts)) else []
     if accounts.loader.is_sampled:
         notes.append(
-            f"These are the figures of {accounts.loader.kind}, of whose loader nothing is known: where the loop stood "
-            "was sampled every 5 ms, and batches are counted by its calls of backward()."
+            f"What makes the batches of {accounts.loader.kind} is not known to labkit: its waiting is from samples of "
+            "where the code stood, every 5 ms, and each call of backward() counts as a step."
         )
     if not accounts.loader.trains and not accounts.of(REPLAY):
         notes.append(

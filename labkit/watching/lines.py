@@ -437,6 +437,8 @@ def _calls_of(part: str, seen: Sequence[At], n_outside: int = 0) -> tuple[Call, 
     outermost: At | None = None
     for at in seen[: len(seen) - n_outside]:
         _, kind, is_compose, is_between, transform, call, _ = _codes.get(id(at[0])) or _code_of(at[0])
+        if kind == _CALLER and part == STEP:  # such as what notes that backward() was called
+            continue
         if kind == _CALLER:
             break
         if is_compose and inner:
@@ -476,7 +478,8 @@ def line_of(stack: Stack) -> Line:
     ]  # fmt: skip
     if own is None:
         of_users = [each for each in of_users if _package_of(each[1]) != _package_of(calls[0][1])] or of_users
-    called = _function_of(next(iter(of_users), calls[0])[0]).rpartition(".")[2]
+    name = _function_of(next(iter(of_users), calls[0])[0])
+    called = ".".join(name.split(".")[-2:]) if name.endswith((".forward", ".__call__")) else name.rpartition(".")[2]
     transform = next((name for name, path, _ in reversed(stack.calls) if not path), "")
     return Line(stack.part, transform or called, *stack.calls[own or 0][1:])
 

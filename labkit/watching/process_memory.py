@@ -101,15 +101,15 @@ class Memory:
         """
         if self.own_bytes is None:
             return ""
-        told = f"{_size(self.own_bytes)} of the training process"
+        told = f"{_size(self.own_bytes)} of RAM in the training process"
         if self.worker_private_bytes is None:
-            return f"{told}; {_size(self.room_bytes)} are free" if self.room_bytes is not None else told
-        of_workers = f"each of {self.n_workers} workers" if self.n_workers > 1 else "the worker"
-        told += f", {_size(self.worker_private_bytes)} of {of_workers}"
+            return f"{told}; {_size(self.room_bytes)} free" if self.room_bytes is not None else told
+        workers = f"each of {self.n_workers} workers" if self.n_workers > 1 else "the worker"
+        told += f", {_size(self.worker_private_bytes)} in {workers}"
         if self.n_more_workers is not None and tells_room:
             more = self.n_more_workers // n_sharing
-            told += f"; there is room for {f'over {_MANY}' if more > _MANY else more or 'no'} more"
-            told += f" in each of {n_sharing} processes" * (n_sharing > 1)
+            each = f" in each of {n_sharing} processes" * (n_sharing > 1)
+            told += f"; room for {more or 'no'} more workers{each}" if more < _MANY else "; RAM is not short"
         growth = self.worker_growth_bytes or 0.0
         if growth > _GROWS * self.worker_private_bytes:
             told += f"; a worker grows by {_size(growth)} a minute"

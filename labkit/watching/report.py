@@ -19,6 +19,7 @@ from labkit.util.files import write_atomic
 from labkit.util.machine import environment
 from labkit.watching.advice import (
     CAUSES,
+    DECODING,
     MIN_SHARE,
     NO_STEP,
     SHORT_NAMES,
@@ -387,16 +388,16 @@ _LINES_TOLD = 4  # by a sentence
 _WIDTH, _LABEL = 110, 18  # of the summary
 _LINES_SHOWN, _LEAST_OF_LINES = 4, 0.05  # lines of code, and the smallest share of one, unless all are smaller
 _RANKS_SHOWN = 8
-_UNKNOWN = "the next batch is not there yet"  # of a loader of which nothing else is known
 
 
 def summarize_report(report: WatchReport) -> list[str]:
     """The lines of the summary; the first names it, and of the others each has a label on the left."""
     steps = f"{report.n_batches:,} step{'s' * (report.n_batches != 1)}"
+    device = {"cuda": " on a GPU", "cpu": " on the CPU"}.get(report.settings.get("device") or "", "")
     rows = [
         ("waiting for data", _waiting(report)),
         *_under("because", _reasons(report)),
-        ("to spare", report.spare),
+        ("headroom", report.spare),
         *_code(report),
         ("slow files", report.slow),
         ("change first", _change(report)),
@@ -406,7 +407,8 @@ def summarize_report(report: WatchReport) -> list[str]:
         *_under("note", report.notes),
     ]
     shown = [format_row(label, text) for label, text in rows if text]
-    return [f"{report.title}: {steps} in {_time(report.n_batches * report.costs.together)}", *shown]
+    took = _time(report.n_batches * report.costs.together)
+    return [f"{report.title}: {steps} in {took}{device}, without the first ones of each epoch", *shown]
 
 
 def _under(label: str, texts: list[str]) -> list[tuple[str, str]]:
@@ -423,32 +425,29 @@ def format_row(label: str, text: str) -> str:
 def _waiting(report: WatchReport) -> str:
     share = 1 - report.shares["compute"]
     if share < MIN_SHARE:
-        return f"{share:.0%} of the time: training does not wait for its data"
+        return f"{share:.0%} of the run: training is not slowed down by its loader"
     if report.has_few_batches:
-        return f"{share:.0%} of the time, so far"
+        return f"{share:.0%} of the run, so far"
     if report.ceiling > NO_STEP:
-        return f"{share:.0%} of the time: the step is hardly anything beside it"
+        return f"{share:.0%} of the run: the step is hardly anything beside it"
     within = "" if math.isnan(report.ceiling_low) else f" [{report.ceiling_low:.2g}, {report.ceiling_high:.2g}]"
     times = f"{report.ceiling:.2g} times{within}"
     if report.is_bound:
         times = f"at least {report.least_ceiling:.2g} times"
         if report.least_ceiling < 1 + MIN_SHARE:
-            return f"{share:.0%} of the time; whether free data would make it faster, more steps would tell"
-    return f"{share:.0%} of the time; with data for free, it would be {times} as fast"
+            return f"{share:.0%} of the run; whether it would be faster without waiting, more steps would tell"
+    return f"{share:.0%} of the run; if every batch were ready, it would be {times} as fast"
 
 
 def _reasons(report: WatchReport) -> list[str]:
-    """What training waits for, the largest share first; nothing where it does not wait."""
-    if 1 - report.shares["compute"] < MIN_SHARE:
+    """What training waits for, the largest share first; nothing where it does not wait, or that is all one knows."""
+    if 1 - report.shares["compute"] < MIN_SHARE or report.is_sampled:
         return []
     lost = sorted(((report.shares[cause], cause) for cause in CAUSES), reverse=True)
     shown = [each for each in lost if each[0] >= MIN_SHARE] or lost[:1]
-    clauses = {cause: clause for cause, (clause, *_) in CAUSES.items()}
-    if report.is_sampled:
-        clauses["prepare"] = _UNKNOWN
-    told = [f"{share:.0%} of the time {clauses[cause]}" for share, cause in shown]
+    told = [f"{share:.0%} of the run: waiting for {CAUSES[cause][0]}" for share, cause in shown]
     rest = 1 - report.shares["compute"] - sum(share for share, _ in shown)
-    return told + [f"{rest:.0%} of the time for other reasons, each below {MIN_SHARE:.0%}"] * (rest >= 0.01)
+    return told + [f"{rest:.0%} of the run: other reasons"] * (rest >= 0.01)
 
 
 def _code(report: WatchReport) -> Iterator[tuple[str, str]]:
@@ -458,20 +457,22 @@ def _code(report: WatchReport) -> Iterator[tuple[str, str]]:
     if not rows:
         return
     shown = [row for row in rows if row["share"] >= _LEAST_OF_LINES] or rows[:1]
-    width = max(len(row["what"]) for row in shown)
-    yield "slow lines", "of the time that making a batch takes:" if waits else "of the step:"
-    for row in shown:
-        yield "", f"{row['share']:4.0%}  {row['what']:<{width}}  {short_path(row['path'])}:{row['number']}"
+    names = [row["what"] + " (decoding)" * (waits and row["what"] in DECODING) for row in shown]
+    width = max(map(len, names))
+    yield (
+        "slow lines" if waits else "the step",
+        "as shares of the time to make a batch:" if waits else "its slowest lines:",
+    )
+    for row, name in zip(shown, names, strict=True):
+        yield "", f"{row['share']:4.0%}  {name:<{width}}  {short_path(row['path'])}:{row['number']}"
 
 
 def _change(report: WatchReport) -> str:
+    change = report.recommendation
     if report.has_few_batches:
         return ""
-    change = report.recommendation
-    told = change.action if change.action.endswith(".") else f"{change.action}."
-    if change.speedup > 1:
-        told += f" Up to {change.speedup:.2g} times as fast."
-    return told + f" Notebook {change.notebook}." * bool(change.notebook)
+    gain = f" This alone: up to {change.speedup:.2g} times as fast." * (change.speedup > 1)
+    return f"{change.action}.{gain}" + f" See notebooks/{change.notebook}.ipynb." * bool(change.notebook)
 
 
 def _ranks(report: WatchReport) -> tuple[str, list[str]]:

@@ -168,7 +168,8 @@ class Resources:
             return f"use fewer threads in the training, torch.set_num_threads({free})"
         workers, threads = _counted(self.num_workers, "worker"), self.torch_threads
         of_torch = f" and {_counted(threads, 'thread')} of torch" if threads else ""
-        who = f"{workers}{of_torch}{self._in_each(' in each of')} on {_cores(self.usable_cores)}"
+        shares = "share" if self.num_workers + (threads or 0) > 1 else "has"
+        who = f"{workers}{of_torch}{self._in_each(' in each of')} {shares} {_cores(self.usable_cores)}"
         if self.num_workers <= own and (threads or 1) == 1:  # fewer would load less: the step computes on these cores
             return who
         return f"use fewer workers or threads ({who})"

@@ -40,7 +40,7 @@ def test_a_distant_store_gets_more_requests_before_it_is_decoded_once(photo_set)
         [first, *_], [other, *_] = advise(far, **waits), advise(near, **waits)
     assert first.rung == "storage"
     assert "reads_in_flight=64" in first.action
-    assert "still being read and decoded" in first.why
+    assert "to be read and decoded" in first.why
     assert "reads_in_flight" not in other.action
 
 
@@ -156,11 +156,11 @@ class TestTheWorkItself:
 
     def test_of_every_other_loss_has_its_advice_the_largest_first(self):
         found = advise([], copy=1.0, hand_over=2.0, start=3.0, together=8.0)
-        starts, receives = "an epoch starts, and its first batch is not there yet", "finished batches are being"
+        of_time = " of the time goes into waiting for "
         assert [(each.rung, each.why, each.notebook) for each in found] == [
-            ("start", f"38% of the time {starts}", "03_persistent_workers"),
-            ("hand-over", f"25% of the time {receives} received from the workers", "06_kornia_gpu"),
-            ("copy", "12% of the time batches are being copied to the device", "07_cuda_prefetch"),
+            ("start", f"38%{of_time}the first batch of an epoch", "03_persistent_workers"),
+            ("hand-over", f"25%{of_time}finished batches to arrive from the workers", "06_kornia_gpu"),
+            ("copy", f"12%{of_time}batches to be copied to the device", "07_cuda_prefetch"),
         ]
         assert [each.speedup for each in found] == pytest.approx([8 / 5, 8 / 6, 8 / 7])
         for each, words in zip(found, ("Begin fewer epochs", "uint8", "lk.CUDAPrefetcher"), strict=True):

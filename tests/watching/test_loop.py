@@ -261,8 +261,8 @@ def test_watch_reports_on_a_loop_over_a_generator():
             own_step(model, batch)
     report = watched.report()
     assert report.n_batches >= 20
-    [note] = [note for note in report.notes if "where the loop stood was sampled" in note]
-    assert f"{os.path.basename(__file__)}:{line_with('a generator')}, of whose loader" in note
+    [note] = [note for note in report.notes if "is not known to labkit" in note]
+    assert f"{os.path.basename(__file__)}:{line_with('a generator')} is not known" in note
 
 
 def test_nothing_is_told_of_a_loop_where_nothing_is_sampled():

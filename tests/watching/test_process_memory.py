@@ -60,16 +60,17 @@ KNOWN = Memory(2 * GB, 8, int(1.4 * GB), GB, None, 20 * GB)
     ("memory", "options", "words"),
     [
         (Memory(), {}, ""),
-        (Memory(2 * GB, room_bytes=3 * GB), {}, "2.0 GB of the training process; 3.0 GB are free"),
-        (KNOWN, {}, "2.0 GB of the training process, 1.4 GB of each of 8 workers; there is room for 14 more"),
-        (KNOWN, {"n_sharing": 2}, "8 workers; there is room for 7 more in each of 2 processes"),
-        (KNOWN, {"tells_room": False}, "1.4 GB of each of 8 workers"),
-        (Memory(2 * GB, 1, 3 * GB, GB, None, GB), {}, "3.0 GB of the worker; there is room for no more"),
+        (Memory(2 * GB, room_bytes=3 * GB), {}, "2.0 GB of RAM in the training process; 3.0 GB free"),
+        (KNOWN, {}, "2.0 GB of RAM in the training process, 1.4 GB in each of 8 workers; room for 14 more workers"),
+        (KNOWN, {"n_sharing": 2}, "8 workers; room for 7 more workers in each of 2 processes"),
+        (KNOWN, {"tells_room": False}, "1.4 GB in each of 8 workers"),
+        (Memory(2 * GB, 1, 3 * GB, GB, None, GB), {}, "3.0 GB in the worker; room for no more workers"),
         (
             Memory(2 * GB, 8, GB, GB, 25e6, 10 * GB), {},
-            "room for 10 more; a worker grows by 25 MB a minute, so that nothing is left after 50 min",
+            "room for 10 more workers; a worker grows by 25 MB a minute, so that nothing is left after 50 min",
         ),
-        (Memory(2 * GB, 8, GB, GB, 5e6, 10 * GB), {}, "there is room for 10 more"),
+        (Memory(2 * GB, 8, 10**7, GB, 0.0, 10 * GB), {}, "10 MB in each of 8 workers; RAM is not short"),
+        (Memory(2 * GB, 8, GB, GB, 5e6, 10 * GB), {}, "room for 10 more workers"),
     ],
 )  # fmt: skip
 def test_its_words_have_the_budget(memory, options, words):

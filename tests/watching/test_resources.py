@@ -242,11 +242,11 @@ class TestTheReport:
             ({"shm_free_bytes": 3_000_000}, 0, "nearly full (3 of 64 MB of /dev/shm free)"),
             ({"files_open": 980}, 0, "980 of 1024 files were open: raise the limit (ulimit -n)"),
             ({"pressure": {"memory": 0.12}}, 0, "tasks waited for it 12% of the time"),
-            ({"step_queued": 0.2, "worker_threads": {}}, 0, "(4 workers and 4 threads of torch on 4 usable cores)."),
+            ({"step_queued": 0.2, "worker_threads": {}}, 0, "(4 workers and 4 threads of torch share 4 usable cores)."),
             (
                 {"step_queued": 0.2, "worker_threads": {}, "num_workers": 1, "torch_threads": 1},
                 0,
-                "waits for a core 20% .* : 1 worker and 1 thread of torch on 4 usable cores.",
+                "waits for a core 20% .* : 1 worker and 1 thread of torch share 4 usable cores.",
             ),
             ({"step_queued": 0.2, "num_workers": 1}, 0.1, "waits for a core 20% .* torch.set_num_threads(3)."),
             ({"step_queued": 0.2, "num_workers": 1}, 0.3, "end the other programs, which used 30% of the cores."),
@@ -282,7 +282,7 @@ class TestTheReport:
             "use fewer threads in the training, torch.set_num_threads(3)."
         ]
         _, waits, workers, threads = replace(shared, step_queued=0.2, usable_cores=3).sentences(SHARES, 0.0)
-        assert waits.endswith("(1 worker and 4 threads of torch in each of 2 processes on 3 usable cores).")
+        assert waits.endswith("(1 worker and 4 threads of torch in each of 2 processes share 3 usable cores).")
         assert workers.startswith("1 worker in each of 2 processes with 2 threads of torch each share 3 usable cores: ")
         assert threads == (
             "torch computes with 4 threads in each of 2 processes on 3 usable cores: torch.set_num_threads(1), or "

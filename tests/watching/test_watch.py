@@ -278,9 +278,10 @@ class TestTheReport:
         assert words.partition("x")[0] in "".join(drawing(found._repr_html_()).itertext())
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
-        assert "Up to " in repr(replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5))
+        promising = replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5)
+        assert "This alone: up to " in " ".join(repr(promising).split())
         found = replace(report, ceiling=2.0, ceiling_low=0.7, ceiling_high=43.0)
-        assert "Up to " not in repr(found)
+        assert "This alone:" not in repr(found)
         assert "what it brings, more steps would tell" in " ".join(found.details)
         assert not [told for told in map(str, found.recommendations) if "Should bring" in told]
         assert found.to_dict()["recommendation"]["speedup"] == 1.0
@@ -288,7 +289,7 @@ class TestTheReport:
     def test_says_what_training_waits_for_the_largest_share_first(self, report):
         shares = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
         told = replace(report, shares=shares).sentences[0]
-        assert told.startswith("Training waits for its data 70% of the time: batches are still being decoded")
+        assert told.startswith("Training waits for its data 70% of the time: batches to be decoded and augmented")
         assert re.findall(r"\((\d+)%\)", told) == ["40", "10", "10", "9"]
         for lost, begin in ((0.05, "Training waits"), (0.03, "Training does not wait")):
             shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
