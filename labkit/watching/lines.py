@@ -9,6 +9,7 @@ name. Only the standard library is imported.
 import gc
 import json
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -489,7 +490,9 @@ def _package_of(path: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """A file's name below the folder that it is imported from: `torch/utils/data/dataloader.py`."""
+    """A file's name below the folder that it is imported from: `torch/utils/data/dataloader.py`, or `a cell`."""
+    if re.search(r"\bipykernel_\d+\b", path):
+        return "a cell"
     if found := next((part for part in _PACKAGES if part in path), ""):
         return path.rpartition(found)[2]
     folders = [folder + os.sep for folder in map(os.path.realpath, sys.path) if path.startswith(folder + os.sep)]

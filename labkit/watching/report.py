@@ -385,7 +385,7 @@ def _left_open(change: Recommendation) -> Recommendation:
 
 
 _LINES_TOLD = 4  # by a sentence
-_WIDTH, _LABEL = 110, 18  # of the summary
+_WIDTH, _LABEL = 90, 18  # of the summary: as wide as JupyterLab shows without wrapping
 _LINES_SHOWN, _LEAST_OF_LINES = 4, 0.05  # lines of code, and the smallest share of one, unless all are smaller
 _RANKS_SHOWN = 8
 
@@ -435,8 +435,8 @@ def _waiting(report: WatchReport) -> str:
     if report.is_bound:
         times = f"at least {report.least_ceiling:.2g} times"
         if report.least_ceiling < 1 + MIN_SHARE:
-            return f"{share:.0%} of the run; whether it would be faster without waiting, more steps would tell"
-    return f"{share:.0%} of the run; if every batch were ready, it would be {times} as fast"
+            return f"{share:.0%} of the run; what that costs, more steps would tell"
+    return f"{share:.0%} of the run; without waiting, {times} as fast"
 
 
 def _reasons(report: WatchReport) -> list[str]:

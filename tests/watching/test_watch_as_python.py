@@ -376,7 +376,7 @@ class TestReports:
                 "import numpy, warnings\nnumpy.seterr(all='raise')\ntorch.set_default_device('meta')\n"
                 "warnings.simplefilter('error')\n"
                 "sys.stderr = type('Logger', (), {'write': lambda *_: 0, 'flush': lambda *_: None})()",
-                "if every batch were ready",
+                "without waiting",
             ),
         ],
         ids=["fail", "are told whatever a script has set"],
