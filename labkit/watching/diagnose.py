@@ -20,11 +20,11 @@ from labkit.util.arguments import require_int
 from labkit.util.process import closing_pass
 from labkit.watching.accounts import Accounts, find_accounts
 from labkit.watching.diff import in_parts
-from labkit.watching.program import KEPT, UNSETTLED, Replay, n_ahead
+from labkit.watching.program import Watched
 from labkit.watching.record import Record
+from labkit.watching.replay import KEPT, UNSETTLED, Replay, n_ahead
 from labkit.watching.report import Diagnosis
 from labkit.watching.seen import REPLAY, Control, SeenLoader
-from labkit.watching.watched import Watched
 
 
 def named_function(name: str) -> Any:
@@ -127,7 +127,7 @@ def diagnose(
         watched.start()
         try:
             given = _Batches(loader, watched.record)
-            parts = watched.record.control = _Parts(watched, given, batches * rounds, limit_s)
+            parts = watched.record.control = _Parts(watched.record, given, batches * rounds, limit_s)
             with closing(iter(given)) as endless, suppress(_Over):
                 for batch in endless:
                     if inspect.isgenerator(result := step(batch)) or inspect.iscoroutine(result):
@@ -217,8 +217,8 @@ def _end() -> None:
 class _Parts(Replay):
     """Replays when enough batches were seen: fewer than it should be where they take too long."""
 
-    def __init__(self, watched: Watched, given: _Batches, n_steps: int, limit_s: float):
-        super().__init__(watched, n_steps, _end, Control())
+    def __init__(self, record: Record, given: _Batches, n_steps: int, limit_s: float):
+        super().__init__(record, n_steps, _end, Control())
         self._given, self._limit_s = given, limit_s
 
     def ended(self, seen: SeenLoader) -> None:

@@ -62,6 +62,7 @@ class Record:
     Attributes:
         loaders: In the order in which they were first iterated.
         main: The one to report on; None: the one of the training that gives most.
+        loader_s: Seconds per batch of that one alone; None if it was not measured.
         saves: Of checkpoints: when they began and ended, and the thread.
         failed: What could not be observed, and why.
         doing: What a stall would be a stall of; a new object each time.
@@ -86,6 +87,7 @@ class Record:
         self.saves: list[tuple[float, float, int]] = []
         self.doing: Doing | None = None
         self.main: SeenLoader | None = None
+        self.loader_s: float | None = None
         self.n_steps, self.n_backward = Counter[int](), Counter[int]()  # by thread
         self.control, self.resources = Control(), ResourceWatch()
         self.loop = LoopWatch()
