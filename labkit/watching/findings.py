@@ -12,11 +12,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from labkit.errors import NothingSeen
-from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
+from labkit.watching.accounts import Accounts, Spent, costs_of, figures_of, find_accounts
 from labkit.watching.advice import MIN_SHARE, advise, advise_on_loop, name_line
 from labkit.watching.diff import blocks_of, ceiling_interval
 from labkit.watching.drawings import shifted
-from labkit.watching.epochs import figures_of
 from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
 from labkit.watching.record import Record, describe_nothing
 from labkit.watching.report import WatchReport

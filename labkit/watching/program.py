@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit.errors import ArgumentError, CannotRun, NothingSeen
 from labkit.measure.usage import core_time, descendants, tree_cpu_s
 from labkit.util.process import note_unknown_class
+from labkit.watching.accounts import EpochFigures
 from labkit.watching.advice import CAUSES
-from labkit.watching.epochs import EpochFigures
 from labkit.watching.hooks import Change, Hooks
 from labkit.watching.lines import LineSampler
 from labkit.watching.record import Record, describe_nothing

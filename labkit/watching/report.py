@@ -17,6 +17,7 @@ from typing import Any
 from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
+from labkit.watching.accounts import describe_pace
 from labkit.watching.advice import (
     CAUSES,
     DECODING,
@@ -28,7 +29,6 @@ from labkit.watching.advice import (
 )
 from labkit.watching.batches import BatchFacts
 from labkit.watching.drawings import Box, draw_rows, draw_timeline, last_spans
-from labkit.watching.epochs import describe_pace
 from labkit.watching.lines import MAKING, STEP, Line, short_path
 from labkit.watching.resources import Resources
 from labkit.watching.seen import FEW
