@@ -16,11 +16,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from labkit.watching.advice import CAUSES, MIN_SHARE, Costs
-from labkit.watching.batches import rounded
 from labkit.watching.device import DeviceSpan, DeviceTimes
+from labkit.watching.loaders import REPLAY, Batch, Epoch, LoaderTraits, SeenLoader, rounded
 from labkit.watching.record import Record
-from labkit.watching.seen import REPLAY, Batch, Epoch, SeenLoader
-from labkit.watching.traits import LoaderTraits
 from labkit.watching.worker import BatchTiming, TimesReader
 
 LEAST_S = 1e-9  # what the clock can tell: nothing is left of a step whose time is all that of copies

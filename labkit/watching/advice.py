@@ -8,7 +8,7 @@ from typing import Any
 from labkit.measure.usage import SLOWED
 from labkit.util.machine import usable_cores
 from labkit.util.process import number_in_environment
-from labkit.watching.traits import LoaderTraits
+from labkit.watching.loaders import LoaderTraits
 
 MIN_SHARE = 0.05  # share of the time: smaller costs are not worth a change
 NO_STEP = 1000  # times the step: a ceiling beyond it is no rate that training could reach

@@ -20,11 +20,11 @@ from labkit.util.arguments import require_int
 from labkit.util.process import closing_pass
 from labkit.watching.accounts import Accounts, find_accounts
 from labkit.watching.diff import in_parts
+from labkit.watching.loaders import REPLAY, Control, SeenLoader
 from labkit.watching.program import Watched
 from labkit.watching.record import Record
 from labkit.watching.replay import KEPT, UNSETTLED, Replay, n_ahead
 from labkit.watching.report import Diagnosis
-from labkit.watching.seen import REPLAY, Control, SeenLoader
 
 
 def named_function(name: str) -> Any:

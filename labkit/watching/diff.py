@@ -16,7 +16,7 @@ from labkit.measure.usage import MAX_OTHERS
 from labkit.util.arguments import require_report
 from labkit.watching.accounts import LEAST_S, Accounts, waiting_share
 from labkit.watching.advice import MIN_SHARE, SHORT_NAMES, Costs
-from labkit.watching.seen import REPLAY
+from labkit.watching.loaders import REPLAY
 
 _CONFIDENCE = 0.99
 _HARDWARE = ("cpu", "usable_cores", "memory_gib", "gpu")

@@ -17,10 +17,10 @@ from labkit.watching.advice import MIN_SHARE, advise, advise_on_loop, name_line
 from labkit.watching.diff import blocks_of, ceiling_interval
 from labkit.watching.drawings import shifted
 from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
+from labkit.watching.loaders import REPLAY, Epoch
 from labkit.watching.record import Record, describe_nothing
 from labkit.watching.report import WatchReport
 from labkit.watching.resources import place_of
-from labkit.watching.seen import REPLAY, Epoch
 from labkit.watching.worker import read_threads
 
 _SPAN_BATCHES = 200  # of the end of the training, in the timeline

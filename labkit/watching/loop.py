@@ -18,8 +18,7 @@ from itertools import dropwhile, pairwise
 from typing import Any, NamedTuple
 
 from labkit.watching.lines import OF_LOOP, At, calls_of_thread, is_own, line_at, short_path
-from labkit.watching.seen import MOST_NOTED, Batch, Epoch, SeenLoader
-from labkit.watching.traits import LoaderTraits
+from labkit.watching.loaders import MOST_NOTED, Batch, Epoch, LoaderTraits, SeenLoader
 
 # Calls by which loops ask for batches that are no `for`: of iterators, queues, and functions such as nanoGPT's.
 _ASKING = ("next", "__next__", "get", "get_batch", "next_batch")

@@ -34,10 +34,10 @@ from labkit.watching.accounts import EpochFigures
 from labkit.watching.advice import CAUSES
 from labkit.watching.hooks import Change, Hooks
 from labkit.watching.lines import LineSampler
+from labkit.watching.loaders import Control
 from labkit.watching.record import Record, describe_nothing
 from labkit.watching.replay import REPLAY_STEPS, Replay, Steps
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
-from labkit.watching.seen import Control
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.report import WatchReport

@@ -1,7 +1,7 @@
 """What a training does with its loaders, noted in its process: when each batch was asked for, and when it came.
 
-`labkit.watching.hooks` calls the methods of `Record`, and `accounts` reads what stands there, of the classes of `seen`.
-Only the standard library is imported.
+In come calls from `labkit.watching.hooks`; out goes what stands in a `Record`, of the classes of `loaders`, for
+`accounts` and `findings` to read. Only the standard library is imported.
 """
 
 import os
@@ -18,14 +18,23 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
-from labkit.watching.batches import look_at
 from labkit.watching.device import DeviceTimes
 from labkit.watching.lines import STEP, LineSampler, Stack, calls_asking, read_stacks
+from labkit.watching.loaders import (
+    FEW,
+    MOST_NOTED,
+    Batch,
+    Control,
+    Epoch,
+    Known,
+    LoaderTraits,
+    SeenLoader,
+    look_at,
+    names_of,
+)
 from labkit.watching.loop import LoopWatch
 from labkit.watching.resources import ResourceWatch, data_places
-from labkit.watching.seen import FEW, MOST_NOTED, Batch, Control, Epoch, Known, SeenLoader
 from labkit.watching.stalls import Doing, StallWatch
-from labkit.watching.traits import LoaderTraits, names_of
 from labkit.watching.worker import (
     MOST_SAMPLE_BYTES,
     BatchTiming,

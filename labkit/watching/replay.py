@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from labkit.watching.loaders import REPLAY, Control, SeenLoader
 from labkit.watching.record import Record
-from labkit.watching.seen import REPLAY, Control, SeenLoader
 
 KEPT = 4  # batches to replay
 _LEAST = 8  # batches in each part

@@ -27,11 +27,10 @@ from labkit.watching.advice import (
     Costs,
     Recommendation,
 )
-from labkit.watching.batches import BatchFacts
 from labkit.watching.drawings import Box, draw_rows, draw_timeline, last_spans
 from labkit.watching.lines import MAKING, STEP, Line, short_path
+from labkit.watching.loaders import FEW, BatchFacts
 from labkit.watching.resources import Resources
-from labkit.watching.seen import FEW
 
 SHARES = ("compute", *CAUSES)
 _affinity: Callable[[int], Iterable[int]] = getattr(os, "sched_getaffinity", lambda pid: ())  # macOS has none

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labkit.errors import CannotRun
 from labkit.util.redact import redact
 from labkit.watching.advice import SHORT_NAMES
-from labkit.watching.batches import rounded
-from labkit.watching.seen import Control, SeenLoader
+from labkit.watching.loaders import Control, SeenLoader, rounded
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE

@@ -28,8 +28,8 @@ from labkit.watching.linux import (
     state_of,
     system_call,
 )
+from labkit.watching.loaders import names_of
 from labkit.watching.resources import ALL_FILES, FULL_SHM, FULL_SHM_BYTES
-from labkit.watching.traits import names_of
 from labkit.watching.worker import SIGNAL, Hand, answer_with_stacks, answers_in, hand_here
 
 
