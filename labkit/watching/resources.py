@@ -17,9 +17,18 @@ from typing import Any
 from labkit.measure.usage import MAX_OTHERS
 from labkit.util.machine import usable_cores
 from labkit.watching.advice import MIN_SHARE
-from labkit.watching.linux import Pressure, Throttling, file_limit, mount_of, pressures, shared_memory, throttling
+from labkit.watching.linux import (
+    Memory,
+    MemoryWatch,
+    Pressure,
+    Throttling,
+    file_limit,
+    mount_of,
+    pressures,
+    shared_memory,
+    throttling,
+)
 from labkit.watching.loaders import of_data_set, source_of
-from labkit.watching.process_memory import Memory, MemoryWatch
 
 # Of /dev/shm, the share that is free where it is nearly full, and of the open files that are allowed, the share that is
 # many: looks miss what comes between them, and one more batch may be in flight than at any of them. A hang lasts while

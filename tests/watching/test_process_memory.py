@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.watching import advice as advising
 from labkit.watching.advice import Costs, advise
+from labkit.watching.linux import Memory, ProcessMemory, parse_smaps, room_bytes
 from labkit.watching.loaders import LoaderTraits
-from labkit.watching.process_memory import Memory, ProcessMemory, parse_smaps, room_bytes
 from labkit.watching.resources import Resources
 from tests.watching.trained import watched_while
 
