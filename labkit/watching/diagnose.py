@@ -19,7 +19,7 @@ from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.util.arguments import require_int
 from labkit.util.process import closing_pass
 from labkit.watching.accounts import Accounts, find_accounts
-from labkit.watching.diff import in_parts
+from labkit.watching.findings import in_parts
 from labkit.watching.loaders import REPLAY, Control, SeenLoader
 from labkit.watching.program import Watched
 from labkit.watching.record import Record

@@ -27,11 +27,10 @@ from time import monotonic  # goes on where the clock of a simulated device stan
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labkit.errors import ArgumentError, CannotRun, NothingSeen
+from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time, descendants, tree_cpu_s
 from labkit.util.process import note_unknown_class
 from labkit.watching.accounts import EpochFigures
-from labkit.watching.advice import CAUSES
 from labkit.watching.hooks import Change, Hooks
 from labkit.watching.lines import LineSampler
 from labkit.watching.loaders import Control
@@ -272,7 +271,7 @@ class WatchOptions:
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
     json, html: Files to write; empty: none.
     stall: Seconds without a batch after which to say what the training hangs in; 0: never.
-    budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
+    budget: Shares that may not be exceeded, as `diff.parse_budget` gives them: the status is then `OVER_BUDGET`.
     lines: Whether to sample which lines the time goes into.
     verbose: Whether to print all that the report says, below its summary.
     """
@@ -289,25 +288,6 @@ class WatchOptions:
 
 
 OVER_BUDGET = 3  # exit status of a script that ended well and waited for more than it may, or that cannot be judged
-
-
-def parse_budget(text: str) -> dict[str, float]:
-    """`waiting=5%,copy=0.01` as shares, 0 to 1.
-
-    Raises:
-        ArgumentError: no share of this name, or no percentage.
-    """
-    names, found = ("waiting", *CAUSES), dict[str, float]()
-    for part in filter(None, text.split(",")):
-        name, _, amount = part.strip().partition("=")
-        try:
-            share = float(amount.removesuffix("%")) / (100 if amount.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if name not in names or not 0 <= share < 1:
-            raise ArgumentError(f"a budget is like waiting=5%, with one of {', '.join(names)}; got {part.strip()!r}")
-        found[name] = share
-    return found
 
 
 def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
