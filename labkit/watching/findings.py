@@ -20,7 +20,6 @@ from labkit.errors import NothingSeen
 from labkit.measure.intervals import speedup_interval
 from labkit.watching.accounts import LEAST_S, Accounts, Spent, costs_of, figures_of, find_accounts, waiting_share
 from labkit.watching.advice import MIN_SHARE, Costs, advise, advise_on_loop, name_line
-from labkit.watching.drawings import shifted
 from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
 from labkit.watching.loaders import REPLAY, Epoch
 from labkit.watching.record import Record, describe_nothing
@@ -337,13 +336,13 @@ def _spans(accounts: Accounts) -> list[dict[str, Any]]:
     epochs = accounts.loader.epochs
     kept = [(epoch, number) for epoch in epochs for number in range(len(epoch.batches))][-_SPAN_BATCHES:]
     began_s = kept[0][0].batches[kept[0][1]].asked_s
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"lane": f"worker {worker}", "kind": "load", "start_s": made.start_s, "end_s": made.end_s, "batch": -1}
         for worker, of_worker in sorted(accounts.made_by.items())
         for made in of_worker if worker >= 0 and made.start_s >= began_s
     ]  # fmt: skip
     rows += [row for count, (epoch, number) in enumerate(kept) for row in _host_spans(epoch, number, count)]
-    return shifted(began_s, rows)
+    return [{**row, "start_s": max(0.0, row["start_s"] - began_s), "end_s": row["end_s"] - began_s} for row in rows]
 
 
 def _host_spans(epoch: Epoch, number: int, count: int) -> Iterator[dict[str, Any]]:
