@@ -132,18 +132,23 @@ class Record:
     @contextmanager
     def with_loop(self) -> Iterator[None]:
         """With the loop over what is not known among the loaders, where that may be the training."""
-        known, loop = self.loaders, self.loop.loader(len(self.loaders)) if self.takes_lines else None
-        training = [loader for loader in known if loader.trains]
-        if loop is not None and training:
-            is_longer = all(loop.n_batches > loader.n_batches for loader in training)
-            # An optimizer that steps once an epoch does so in the loop over the epochs, which computes no gradients.
-            if not loop.differentiates or not (is_longer or not any(loader.steps for loader in training)):
-                loop = None
-        self.loaders = [*known, loop] if loop is not None else known
+        known = self.loaders
+        if self.takes_lines and self.loop.thread is not None:  # None while known loaders give all batches
+            self.loaders = [*known, *self._training_loop()]
         try:
             yield
         finally:
             self.loaders = known
+
+    def _training_loop(self) -> list[SeenLoader]:
+        """That loop as a loader; none where another loader is the training's."""
+        loop, training = self.loop.loader(len(self.loaders)), [loader for loader in self.loaders if loader.trains]
+        if loop is not None and training:
+            is_longer = all(loop.n_batches > loader.n_batches for loader in training)
+            # An optimizer that steps once an epoch does so in the loop over the epochs, which computes no gradients.
+            if not loop.differentiates or not (is_longer or not any(loader.steps for loader in training)):
+                return []
+        return [loop] if loop is not None else []
 
     @property
     def hung(self) -> list[str]:
