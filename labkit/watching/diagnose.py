@@ -274,8 +274,8 @@ def _make_frame(accounts: Accounts, rounds: int, n_images: float) -> Any:
     """Rows as of `compare`, by neighboring batches: of the loop, and of the step alone."""
     rows = list[dict[str, Any]]()
     for name, phase in (("loader and step", "training"), ("step", REPLAY)):
-        turns = accounts.of(phase)
-        each_s = [turn.step_s + (turn.wait_s if phase == "training" else 0.0) for turn in turns]
+        steps = accounts.of(phase)
+        each_s = [step.step_s + (step.wait_s if phase == "training" else 0.0) for step in steps]
         for number, of_round in enumerate(in_parts(each_s, min(rounds, len(each_s)) or 1)):
             seconds = max(1e-9, sum(of_round))
             rows.append({

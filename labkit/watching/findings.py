@@ -1,7 +1,7 @@
 """From the record of a training to its report.
 
-In comes a `Record`; out goes a `WatchReport`: shares and ceiling with its interval, changes, lines of code, slow
-samples, notes and tables.
+In come a `Record` and its `Accounts`; out goes a `WatchReport`: shares and ceiling with its interval, changes, lines of
+code, slow samples, notes and tables.
 """
 
 import math
@@ -16,13 +16,12 @@ from dataclasses import asdict, replace
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
-from labkit.errors import NothingSeen
 from labkit.measure.intervals import speedup_interval
-from labkit.watching.accounts import LEAST_S, Accounts, Spent, costs_of, figures_of, find_accounts, waiting_share
+from labkit.watching.accounts import LEAST_S, Accounts, TimeSpans, costs_of, figures_of, waiting_share
 from labkit.watching.advice import MIN_SHARE, Costs, advise, advise_on_loop, name_line
 from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
 from labkit.watching.loaders import REPLAY, Epoch
-from labkit.watching.record import Record, describe_nothing
+from labkit.watching.record import Record
 from labkit.watching.report import WatchReport
 from labkit.watching.resources import place_of
 from labkit.watching.worker import read_threads
@@ -31,22 +30,23 @@ _SPAN_BATCHES = 200  # of the end of the training, in the timeline
 
 
 def make_report(
-    record: Record, *, cpu_share: float | None, others_share: float, epochs: list[dict[str, float]], **known: Any
+    record: Record,
+    accounts: Accounts,
+    *,
+    cpu_share: float | None,
+    others_share: float,
+    epochs: list[dict[str, float]],
+    **known: Any,
 ) -> WatchReport:
     """What the training waited for.
 
     Args:
         record: What it noted.
+        accounts: Those of its training, with at least one step.
         cpu_share, others_share: Of the cores, since it began.
         epochs: The figures of each finished epoch.
         known: Further fields of `WatchReport`.
-
-    Raises:
-        NothingSeen: fewer than two batches were asked for.
     """
-    accounts = find_accounts(record)
-    if accounts is None or not accounts.of("training"):
-        raise NothingSeen(describe_nothing(record))
     costs = costs_of(accounts, record.device)
     blocks = blocks_of(accounts, costs)
     low, high = ceiling_interval(accounts, costs, blocks)
@@ -97,9 +97,9 @@ _LEAST_OF_BLOCK = 3  # batches
 
 def blocks_of(accounts: Accounts, costs: Costs) -> dict[str, list[float]]:
     """Seconds per batch, by cause, in blocks of neighboring batches; on average those of `costs`."""
-    turns = accounts.of("training")
+    timings = accounts.of("training")
     waits, receives, steps = (
-        _block_means([getattr(turn, name) for turn in turns]) for name in ("wait_s", "hand_over_s", "step_s")
+        _block_means([getattr(timing, name) for timing in timings]) for name in ("wait_s", "hand_over_s", "step_s")
     )
     steps, copies = _scaled(steps, costs.step), _scaled(steps, costs.copy)
     receives = _scaled(receives, costs.hand_over)
@@ -142,7 +142,7 @@ def _scaled(seconds: list[float], mean_s: float) -> list[float]:
 
 def ceiling_interval(accounts: Accounts, costs: Costs, blocks: dict[str, list[float]]) -> tuple[float, float]:
     """95 % interval of `together` over `step`, from the blocks of a run."""
-    replayed = _block_means([turn.step_s for turn in accounts.of(REPLAY)])
+    replayed = _block_means([timing.step_s for timing in accounts.of(REPLAY)])
     steps, together = ([max(LEAST_S, each) for each in seconds] for seconds in (blocks["compute"], totals(blocks)))
     if replayed:
         low, high = speedup_interval(together, [max(LEAST_S, each) for each in replayed])
@@ -282,12 +282,12 @@ def _notes(accounts: Accounts) -> list[str]:
 def _not_covered(record: Record, accounts: Accounts) -> Iterator[str]:
     """What the figures leave out of the training, as far as it was seen."""
     main = accounts.loader
-    spans = Spent(
-        (epoch.began_s, epoch.ended_s or epoch.batches[-1].received_s) for epoch in main.epochs if epoch.batches
-    )
+    spans = TimeSpans(epoch.span for epoch in main.epochs if epoch.batches)
     others = [
         each for each in record.training if each is not main and each.n_batches
-        and not any(spans.meets(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches)
+        and not any(
+            spans.overlaps(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches
+        )
     ]  # fmt: skip
     if others and record.main is None:
         n_all = main.n_batches + sum(each.n_batches for each in others)

@@ -418,6 +418,11 @@ class Epoch:
     device_began: DeviceMark = (0, 0)
     device_ended: DeviceMark | None = None
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """When it began and ended, or got its last batch so far; of one that has batches."""
+        return self.began_s, self.ended_s or self.batches[-1].received_s
+
 
 @dataclass
 class SeenLoader:

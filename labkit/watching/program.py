@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time, descendants, tree_cpu_s
 from labkit.util.process import note_unknown_class
-from labkit.watching.accounts import EpochFigures
+from labkit.watching.accounts import EpochFigures, describe_nothing, find_accounts
 from labkit.watching.hooks import Change, Hooks
 from labkit.watching.lines import LineSampler
 from labkit.watching.loaders import Control
-from labkit.watching.record import Record, describe_nothing
+from labkit.watching.record import Record
 from labkit.watching.replay import REPLAY_STEPS, Replay, Steps
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
 
@@ -108,16 +108,17 @@ class Watched:
             return self._report_of(epochs)
 
     def _report_of(self, epochs: list[dict[str, float]]) -> "WatchReport":
-        if all(loader.n_batches < 2 for loader in self.record.loaders):
-            raise NothingSeen(describe_nothing(self.record))
-        from labkit.watching.findings import make_report
-
         cores, own_s, real_s, began_s = self._began
         busy_s, own_s = (core_time() - cores).busy_s, tree_cpu_s() - own_s
         core_s = (monotonic() - real_s) * (os.cpu_count() or 1)
+        accounts = find_accounts(self.record)
+        if accounts is None or not accounts.of("training"):
+            raise NothingSeen(describe_nothing(self.record))
+        from labkit.watching.findings import make_report
+
         self.record.device.read()
         return make_report(
-            self.record, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=epochs,
+            self.record, accounts, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=epochs,
             others_share=max(0.0, busy_s - own_s) / core_s, loader_s=self.record.loader_s, command=self.command,
             observed_s=(began_s, time.perf_counter()),
         )  # fmt: skip

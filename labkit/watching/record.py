@@ -21,7 +21,6 @@ from weakref import ref
 from labkit.watching.device import DeviceTimes
 from labkit.watching.lines import STEP, LineSampler, Stack, calls_asking, read_stacks
 from labkit.watching.loaders import (
-    FEW,
     MOST_NOTED,
     Batch,
     Control,
@@ -495,24 +494,3 @@ def _ready(iterator: Any) -> int | None:
     with suppress(AttributeError, OSError, RuntimeError):  # another torch, or the end
         return iterator._data_queue.qsize() + sum(len(info) == 2 for info in list(iterator._task_info.values()))
     return None
-
-
-def describe_nothing(record: Record) -> str:
-    """Why there is nothing to report."""
-    if record.loaders:
-        n_batches = max(loader.n_batches for loader in record.loaders)
-        said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
-    elif record.loop.n_steps > 1 and not record.takes_lines:
-        said = f"{record.loop.name} is over no known loader, and such loops are told by samples, which are switched off"
-    elif record.loop.n_steps > 1:
-        said = (
-            f"{record.loop.name} computes gradients, but how long it waits for batches cannot be told: let it get them "
-            "by `for`, or by a call of next; lk.diagnose(loader, step) takes any iterable"
-        )
-    else:
-        said = (
-            "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "
-            "started by multiprocessing and that has ended, and no loop over anything else called backward() twice; "
-            "lk.diagnose(loader, step) takes any iterable"
-        )
-    return "; ".join([said, *record.failed])
