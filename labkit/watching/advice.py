@@ -1,4 +1,8 @@
-"""From measured costs to what to change next: why, how much it should gain, and where it is taught."""
+"""From measured costs to what to change next: why, how much it should gain, and where it is taught.
+
+In come `Costs`, seconds per batch of each cause, and the loader's `LoaderTraits`; out go `Recommendation`s, the best
+first.
+"""
 
 import math
 from collections.abc import Mapping

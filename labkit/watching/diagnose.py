@@ -1,4 +1,7 @@
-"""`lk.diagnose`: what a loader of any library costs a step: `watch` around a loop of both, and a replay of the step."""
+"""`lk.diagnose`: what a loader of any library costs a step: `watch` around a loop of both, and a replay of the step.
+
+In come a loader and a step, or the name of a function that returns them; out goes a `Diagnosis`.
+"""
 
 import importlib
 import inspect

@@ -1,4 +1,8 @@
-"""One report for the processes of a distributed training on this machine."""
+"""One report for the processes of a distributed training on this machine.
+
+In come the `WatchReport`s of its processes, by files; out goes the one of the process that waits longest, with a row
+for each.
+"""
 
 import hashlib
 import math

@@ -1,5 +1,6 @@
 """What a training has of its machine, and where that is scarce: cores, shared memory, files, the disk of its data.
 
+In come calls while batches are asked for, and what the report knows of the loader; out go `Resources`, with sentences.
 How full something gets is looked at about once a second while batches are asked for; what the kernel counts is read
 before the first batch and for the report. What a system does not tell is left out. Of libraries, only the standard one
 is imported.

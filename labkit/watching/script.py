@@ -1,5 +1,7 @@
 """Run a Python script or module as `python` would, in this process, and speak to its terminal.
 
+In come the words of a command line; out goes what the script itself does, and beside it lines on the terminal.
+
 SIGTERM, as from a scheduler or torchrun, ends a script at once: the report comes first, unless the script has a handler
 itself. What `watch` says goes to the stderr it was started with, whatever the script makes of it, and a command line is
 shown without the values of passwords and tokens.
