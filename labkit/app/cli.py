@@ -249,7 +249,8 @@ def watch(
     """Run an unchanged training script, and show what it waited for."""
     from labkit.util.arguments import REPORT_BEGINNINGS
     from labkit.util.files import check_own_file
-    from labkit.watching.program import WatchOptions, parse_budget, run_watched
+    from labkit.watching.diff import parse_budget
+    from labkit.watching.program import WatchOptions, run_watched
 
     program = [*(["-m"] if module else []), script, *(arguments or [])]
     with one_line_errors("labkit", ValueError):

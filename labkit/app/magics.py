@@ -14,8 +14,7 @@ from IPython.display import display
 
 from labkit.errors import NothingSeen
 from labkit.util.machine import missing_library, scale
-from labkit.watching.program import watch
-from labkit.watching.watched import Watched
+from labkit.watching.program import Watched, watch
 
 if TYPE_CHECKING:  # `%%watch` needs no pandas
     import pandas as pd

@@ -1,4 +1,8 @@
-"""From measured costs to what to change next: why, how much it should gain, and where it is taught."""
+"""From measured costs to what to change next: why, how much it should gain, and where it is taught.
+
+In come `Costs`, seconds per batch of each cause, and the loader's `LoaderTraits`; out go `Recommendation`s, the best
+first.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +12,7 @@ from typing import Any
 from labkit.measure.usage import SLOWED
 from labkit.util.machine import usable_cores
 from labkit.util.process import number_in_environment
-from labkit.watching.traits import LoaderTraits
+from labkit.watching.loaders import LoaderTraits
 
 MIN_SHARE = 0.05  # share of the time: smaller costs are not worth a change
 NO_STEP = 1000  # times the step: a ceiling beyond it is no rate that training could reach

@@ -1,4 +1,8 @@
-"""For how long the device had nothing to do, by events on the stream that trains, whose reading waits for nothing."""
+"""For how long the device had nothing to do, by events on the stream that trains, whose reading waits for nothing.
+
+In come calls of `Record` before and after it gets a batch, and of copies; out go the seconds in which the device had
+computed all there was while a batch was waited for, and those of the copies.
+"""
 
 import functools
 import threading

@@ -1,4 +1,7 @@
-"""`lk.diagnose`: what a loader of any library costs a step: `watch` around a loop of both, and a replay of the step."""
+"""`lk.diagnose`: what a loader of any library costs a step: `watch` around a loop of both, and a replay of the step.
+
+In come a loader and a step, or the name of a function that returns them; out goes a `Diagnosis`.
+"""
 
 import importlib
 import inspect
@@ -19,12 +22,12 @@ from labkit.measure.usage import core_time, tree_cpu_s
 from labkit.util.arguments import require_int
 from labkit.util.process import closing_pass
 from labkit.watching.accounts import Accounts, find_accounts
-from labkit.watching.diff import in_parts
-from labkit.watching.program import KEPT, UNSETTLED, Replay, n_ahead
+from labkit.watching.findings import in_parts
+from labkit.watching.loaders import REPLAY, Control, SeenLoader
+from labkit.watching.program import Watched
 from labkit.watching.record import Record
+from labkit.watching.replay import KEPT, UNSETTLED, Replay, n_ahead
 from labkit.watching.report import Diagnosis
-from labkit.watching.seen import REPLAY, Control, SeenLoader
-from labkit.watching.watched import Watched
 
 
 def named_function(name: str) -> Any:
@@ -127,7 +130,7 @@ def diagnose(
         watched.start()
         try:
             given = _Batches(loader, watched.record)
-            parts = watched.record.control = _Parts(watched, given, batches * rounds, limit_s)
+            parts = watched.record.control = _Parts(watched.record, given, batches * rounds, limit_s)
             with closing(iter(given)) as endless, suppress(_Over):
                 for batch in endless:
                     if inspect.isgenerator(result := step(batch)) or inspect.iscoroutine(result):
@@ -217,8 +220,8 @@ def _end() -> None:
 class _Parts(Replay):
     """Replays when enough batches were seen: fewer than it should be where they take too long."""
 
-    def __init__(self, watched: Watched, given: _Batches, n_steps: int, limit_s: float):
-        super().__init__(watched, n_steps, _end, Control())
+    def __init__(self, record: Record, given: _Batches, n_steps: int, limit_s: float):
+        super().__init__(record, n_steps, _end, Control())
         self._given, self._limit_s = given, limit_s
 
     def ended(self, seen: SeenLoader) -> None:
@@ -274,8 +277,8 @@ def _make_frame(accounts: Accounts, rounds: int, n_images: float) -> Any:
     """Rows as of `compare`, by neighboring batches: of the loop, and of the step alone."""
     rows = list[dict[str, Any]]()
     for name, phase in (("loader and step", "training"), ("step", REPLAY)):
-        turns = accounts.of(phase)
-        each_s = [turn.step_s + (turn.wait_s if phase == "training" else 0.0) for turn in turns]
+        steps = accounts.of(phase)
+        each_s = [step.step_s + (step.wait_s if phase == "training" else 0.0) for step in steps]
         for number, of_round in enumerate(in_parts(each_s, min(rounds, len(each_s)) or 1)):
             seconds = max(1e-9, sum(of_round))
             rows.append({

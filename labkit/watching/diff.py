@@ -1,86 +1,25 @@
-"""A training in blocks of neighboring batches: by them a run has its interval, and two runs are compared.
+"""Two runs compared, and one with a budget, by their blocks of neighboring batches.
 
-A run is compared in blocks of neighboring batches, whose spread gives the interval. Blocks of one run are more alike
-than runs are, since a machine drifts from minute to minute, so that an interval must lie beyond a margin, too.
+In come reports as `labkit watch --json` writes them, with the blocks that `findings` makes; out go lines of text. The
+spread of the blocks gives the interval. Blocks of one run are more alike than runs are, since a machine drifts from
+minute to minute, so that an interval must lie beyond a margin, too.
 """
 
 import math
 import os
 from collections.abc import Iterator, Mapping
-from itertools import cycle, islice
-from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
+from labkit.errors import ArgumentError
 from labkit.measure.intervals import format_ratio, interval_of_means, speedup_interval, speedup_of
 from labkit.measure.usage import MAX_OTHERS
 from labkit.util.arguments import require_report
-from labkit.watching.accounts import LEAST_S, Accounts, waiting_share
-from labkit.watching.advice import MIN_SHARE, SHORT_NAMES, Costs
-from labkit.watching.seen import REPLAY
+from labkit.watching.accounts import LEAST_S
+from labkit.watching.advice import CAUSES, MIN_SHARE, SHORT_NAMES
+from labkit.watching.findings import totals
 
 _CONFIDENCE = 0.99
 _HARDWARE = ("cpu", "usable_cores", "memory_gib", "gpu")
-
-
-_MOST_BLOCKS = 20
-_LEAST_OF_BLOCK = 3  # batches
-
-
-def blocks_of(accounts: Accounts, costs: Costs) -> dict[str, list[float]]:
-    """Seconds per batch, by cause, in blocks of neighboring batches; on average those of `costs`."""
-    turns = accounts.of("training")
-    waits, receives, steps = (
-        _block_means([getattr(turn, name) for turn in turns]) for name in ("wait_s", "hand_over_s", "step_s")
-    )
-    steps, copies = _scaled(steps, costs.step), _scaled(steps, costs.copy)
-    receives = _scaled(receives, costs.hand_over)
-    waits = _scaled(waits, costs.fetch + costs.prepare + costs.hand_over)
-    making = [max(0.0, wait_s - receive_s) for wait_s, receive_s in zip(waits, receives, strict=True)]
-    made = sorted(accounts.made, key=lambda each: each.end_s)
-    has_all = len(made) >= len(steps)
-    waiting = [*map(waiting_share, in_parts(made, len(steps)))] if has_all else [costs.waiting] * len(steps)
-    starts_s = accounts.starts_s[1:] or accounts.starts_s or [0.0]
-    starts = [*islice(cycle(starts_s), len(steps))]  # as different as those of the epochs are
-    return {
-        "compute": steps,
-        "fetch": [each_s * share for each_s, share in zip(making, waiting, strict=True)],
-        "prepare": [each_s * (1 - share) for each_s, share in zip(making, waiting, strict=True)],
-        "copy": copies, "hand-over": receives, "start": _scaled(starts, costs.start),
-    }  # fmt: skip
-
-
-Item = TypeVar("Item")
-
-
-def in_parts(items: list[Item], n_parts: int) -> Iterator[list[Item]]:
-    """Neighboring items together, in parts of about the same length, the longer ones first."""
-    each, n_longer = divmod(len(items), n_parts)
-    end = 0
-    for number in range(n_parts):
-        begin, end = end, end + each + (number < n_longer)
-        yield items[begin:end]
-
-
-def _block_means(seconds: list[float]) -> list[float]:
-    n_blocks = min(_MOST_BLOCKS, len(seconds) // _LEAST_OF_BLOCK)
-    return [*map(fmean, in_parts(seconds, n_blocks))] if n_blocks >= 2 else seconds
-
-
-def _scaled(seconds: list[float], mean_s: float) -> list[float]:
-    own_s = fmean(seconds) if seconds else 0.0
-    return [mean_s * each / own_s if own_s > 0 else mean_s for each in seconds]
-
-
-def ceiling_interval(accounts: Accounts, costs: Costs, blocks: dict[str, list[float]]) -> tuple[float, float]:
-    """95 % interval of `together` over `step`, from the blocks of a run."""
-    replayed = _block_means([turn.step_s for turn in accounts.of(REPLAY)])
-    steps, together = ([max(LEAST_S, each) for each in seconds] for seconds in (blocks["compute"], _totals(blocks)))
-    if replayed:
-        low, high = speedup_interval(together, [max(LEAST_S, each) for each in replayed])
-    else:
-        low, high = speedup_interval(all_s / step_s for all_s, step_s in zip(together, steps, strict=True))
-    point = costs.together / costs.step
-    return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
 
 
 def compare_runs(before: str | os.PathLike, after: str | os.PathLike) -> list[str]:
@@ -123,7 +62,7 @@ def _compare_times(runs: list[dict[str, Any]], disturbed: bool) -> str:
     sizes = [run["settings"].get("batch_size") for run in runs]
     per, counts = ("an image", sizes) if all(sizes) else ("a batch", [1, 1])
     seconds = [
-        [max(LEAST_S, each) / count for each in _totals(run["blocks_s"])]
+        [max(LEAST_S, each) / count for each in totals(run["blocks_s"])]
         for run, count in zip(runs, counts, strict=True)
     ]
     earlier, later = ([1 / each for each in of_run] for of_run in seconds)
@@ -158,16 +97,31 @@ def _known(run: dict[str, Any], name: str) -> float:
     return 1 - run["shares"]["compute"] if name == "waiting" else run["shares"][name]
 
 
-def _totals(blocks: dict[str, list[float]]) -> list[float]:
-    return [*map(math.fsum, zip(*blocks.values(), strict=True))]
-
-
 def _share_in_blocks(run: dict[str, Any], name: str = "waiting") -> list[float]:
     """The share of a cause in each block of a run; of all waiting, by that name."""
     blocks = run["blocks_s"]
-    pairs = zip(blocks["compute" if name == "waiting" else name], _totals(blocks), strict=True)
+    pairs = zip(blocks["compute" if name == "waiting" else name], totals(blocks), strict=True)
     shares = [each_s / max(LEAST_S, all_s) for each_s, all_s in pairs]
     return [1 - share for share in shares] if name == "waiting" else shares
+
+
+def parse_budget(text: str) -> dict[str, float]:
+    """`waiting=5%,copy=0.01` as shares, 0 to 1.
+
+    Raises:
+        ArgumentError: no share of this name, or no percentage.
+    """
+    names, found = ("waiting", *CAUSES), dict[str, float]()
+    for part in filter(None, text.split(",")):
+        name, _, amount = part.strip().partition("=")
+        try:
+            share = float(amount.removesuffix("%")) / (100 if amount.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if name not in names or not 0 <= share < 1:
+            raise ArgumentError(f"a budget is like waiting=5%, with one of {', '.join(names)}; got {part.strip()!r}")
+        found[name] = share
+    return found
 
 
 def judge_budget(run: dict[str, Any], budget: Mapping[str, float]) -> list[str]:

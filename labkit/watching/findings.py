@@ -1,4 +1,8 @@
-"""From the record of a training to its report: its lines, slow samples, notes and tables."""
+"""From the record of a training to its report.
+
+In come a `Record` and its `Accounts`; out goes a `WatchReport`: shares and ceiling with its interval, changes, lines of
+code, slow samples, notes and tables.
+"""
 
 import math
 import os
@@ -9,41 +13,40 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from itertools import cycle, islice
+from typing import Any, TypeVar
 
-from labkit.errors import NothingSeen
-from labkit.watching.accounts import Accounts, Spent, costs_of, find_accounts
-from labkit.watching.advice import MIN_SHARE, advise, advise_on_loop, name_line
-from labkit.watching.diff import blocks_of, ceiling_interval
-from labkit.watching.drawings import shifted
-from labkit.watching.epochs import figures_of
+from labkit.measure.intervals import speedup_interval
+from labkit.watching.accounts import LEAST_S, Accounts, TimeSpans, costs_of, figures_of, waiting_share
+from labkit.watching.advice import MIN_SHARE, Costs, advise, advise_on_loop, name_line
 from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
-from labkit.watching.record import Record, describe_nothing
+from labkit.watching.loaders import REPLAY, Epoch
+from labkit.watching.record import Record
 from labkit.watching.report import WatchReport
 from labkit.watching.resources import place_of
-from labkit.watching.seen import REPLAY, Epoch
 from labkit.watching.worker import read_threads
 
 _SPAN_BATCHES = 200  # of the end of the training, in the timeline
 
 
 def make_report(
-    record: Record, *, cpu_share: float | None, others_share: float, epochs: list[dict[str, float]], **known: Any
+    record: Record,
+    accounts: Accounts,
+    *,
+    cpu_share: float | None,
+    others_share: float,
+    epochs: list[dict[str, float]],
+    **known: Any,
 ) -> WatchReport:
     """What the training waited for.
 
     Args:
         record: What it noted.
+        accounts: Those of its training, with at least one step.
         cpu_share, others_share: Of the cores, since it began.
         epochs: The figures of each finished epoch.
         known: Further fields of `WatchReport`.
-
-    Raises:
-        NothingSeen: fewer than two batches were asked for.
     """
-    accounts = find_accounts(record)
-    if accounts is None or not accounts.of("training"):
-        raise NothingSeen(describe_nothing(record))
     costs = costs_of(accounts, record.device)
     blocks = blocks_of(accounts, costs)
     low, high = ceiling_interval(accounts, costs, blocks)
@@ -86,7 +89,77 @@ def make_report(
     )  # fmt: skip
 
 
-_LEAST_S = 0.2  # of what is told, in all: less is a matter of chance, and of little weight
+# Intervals, from blocks of neighboring batches.
+
+_MOST_BLOCKS = 20
+_LEAST_OF_BLOCK = 3  # batches
+
+
+def blocks_of(accounts: Accounts, costs: Costs) -> dict[str, list[float]]:
+    """Seconds per batch, by cause, in blocks of neighboring batches; on average those of `costs`."""
+    timings = accounts.of("training")
+    waits, receives, steps = (
+        _block_means([getattr(timing, name) for timing in timings]) for name in ("wait_s", "hand_over_s", "step_s")
+    )
+    steps, copies = _scaled(steps, costs.step), _scaled(steps, costs.copy)
+    receives = _scaled(receives, costs.hand_over)
+    waits = _scaled(waits, costs.fetch + costs.prepare + costs.hand_over)
+    making = [max(0.0, wait_s - receive_s) for wait_s, receive_s in zip(waits, receives, strict=True)]
+    made = sorted(accounts.made, key=lambda each: each.end_s)
+    has_all = len(made) >= len(steps)
+    waiting = [*map(waiting_share, in_parts(made, len(steps)))] if has_all else [costs.waiting] * len(steps)
+    starts_s = accounts.starts_s[1:] or accounts.starts_s or [0.0]
+    starts = [*islice(cycle(starts_s), len(steps))]  # as different as those of the epochs are
+    return {
+        "compute": steps,
+        "fetch": [each_s * share for each_s, share in zip(making, waiting, strict=True)],
+        "prepare": [each_s * (1 - share) for each_s, share in zip(making, waiting, strict=True)],
+        "copy": copies, "hand-over": receives, "start": _scaled(starts, costs.start),
+    }  # fmt: skip
+
+
+Item = TypeVar("Item")
+
+
+def in_parts(items: list[Item], n_parts: int) -> Iterator[list[Item]]:
+    """Neighboring items together, in parts of about the same length, the longer ones first."""
+    each, n_longer = divmod(len(items), n_parts)
+    end = 0
+    for number in range(n_parts):
+        begin, end = end, end + each + (number < n_longer)
+        yield items[begin:end]
+
+
+def _block_means(seconds: list[float]) -> list[float]:
+    n_blocks = min(_MOST_BLOCKS, len(seconds) // _LEAST_OF_BLOCK)
+    return [*map(statistics.fmean, in_parts(seconds, n_blocks))] if n_blocks >= 2 else seconds
+
+
+def _scaled(seconds: list[float], mean_s: float) -> list[float]:
+    own_s = statistics.fmean(seconds) if seconds else 0.0
+    return [mean_s * each / own_s if own_s > 0 else mean_s for each in seconds]
+
+
+def ceiling_interval(accounts: Accounts, costs: Costs, blocks: dict[str, list[float]]) -> tuple[float, float]:
+    """95 % interval of `together` over `step`, from the blocks of a run."""
+    replayed = _block_means([timing.step_s for timing in accounts.of(REPLAY)])
+    steps, together = ([max(LEAST_S, each) for each in seconds] for seconds in (blocks["compute"], totals(blocks)))
+    if replayed:
+        low, high = speedup_interval(together, [max(LEAST_S, each) for each in replayed])
+    else:
+        low, high = speedup_interval(all_s / step_s for all_s, step_s in zip(together, steps, strict=True))
+    point = costs.together / costs.step
+    return min(low, point), max(high, point)  # bursts are trimmed from the interval, not from the mean
+
+
+def totals(blocks: dict[str, list[float]]) -> list[float]:
+    """Seconds per batch, of all causes, in each block."""
+    return [*map(math.fsum, zip(*blocks.values(), strict=True))]
+
+
+# Lines and samples.
+
+_LEAST_TOLD_S = 0.2  # of what is told, in all: less is a matter of chance, and of little weight
 _LEAST_OF_LINES, _MOST_LINES = 0.01, 20
 
 
@@ -97,7 +170,7 @@ def lines_table(seconds: Mapping[Line, float]) -> list[dict[str, Any]]:
         of_part = {line: each for line, each in seconds.items() if line.part == part}
         total = sum(of_part.values())
         for line, each in sorted(of_part.items(), key=lambda item: -item[1])[:_MOST_LINES]:
-            if total >= _LEAST_S and each >= _LEAST_OF_LINES * total:
+            if total >= _LEAST_TOLD_S and each >= _LEAST_OF_LINES * total:
                 rows.append({"part": part, "share": each / total, **line._asdict()})
     return rows
 
@@ -134,7 +207,7 @@ def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]
     n_slow = sum(each_s > least_s for each_s in usual_s)
     slow_s, slow = sum(sum(times) for _, times in known[:n_slow]), ""
     share = slow_s / all_s
-    if share >= MIN_SHARE and slow_s >= _LEAST_S:
+    if share >= MIN_SHARE and slow_s >= _LEAST_TOLD_S:
         told = ", ".join(map(_told_sample, rows[: min(n_slow, 3)]))
         take = "takes" if n_slow == 1 else "take"
         slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}; "
@@ -209,12 +282,12 @@ def _notes(accounts: Accounts) -> list[str]:
 def _not_covered(record: Record, accounts: Accounts) -> Iterator[str]:
     """What the figures leave out of the training, as far as it was seen."""
     main = accounts.loader
-    spans = Spent(
-        (epoch.began_s, epoch.ended_s or epoch.batches[-1].received_s) for epoch in main.epochs if epoch.batches
-    )
+    spans = TimeSpans(epoch.span for epoch in main.epochs if epoch.batches)
     others = [
         each for each in record.training if each is not main and each.n_batches
-        and not any(spans.meets(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches)
+        and not any(
+            spans.overlaps(epoch.began_s, epoch.batches[-1].received_s) for epoch in each.epochs if epoch.batches
+        )
     ]  # fmt: skip
     if others and record.main is None:
         n_all = main.n_batches + sum(each.n_batches for each in others)
@@ -263,13 +336,13 @@ def _spans(accounts: Accounts) -> list[dict[str, Any]]:
     epochs = accounts.loader.epochs
     kept = [(epoch, number) for epoch in epochs for number in range(len(epoch.batches))][-_SPAN_BATCHES:]
     began_s = kept[0][0].batches[kept[0][1]].asked_s
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"lane": f"worker {worker}", "kind": "load", "start_s": made.start_s, "end_s": made.end_s, "batch": -1}
         for worker, of_worker in sorted(accounts.made_by.items())
         for made in of_worker if worker >= 0 and made.start_s >= began_s
     ]  # fmt: skip
     rows += [row for count, (epoch, number) in enumerate(kept) for row in _host_spans(epoch, number, count)]
-    return shifted(began_s, rows)
+    return [{**row, "start_s": max(0.0, row["start_s"] - began_s), "end_s": row["end_s"] - began_s} for row in rows]
 
 
 def _host_spans(epoch: Epoch, number: int, count: int) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """What of torch is changed while a training is watched, and restored.
 
-A hook stands in the place of a method. It calls one method of the `Record`, or of `making`, and decides nothing itself.
-Nothing here imports torch: the script does, when it has set what torch reads as it starts. Modules are changed as the
-program imports them.
+In come modules, as the program imports them; out go calls of one method of the `Record`, or of `making`, by each hook,
+which stands in the place of a method of theirs and decides nothing itself. Nothing here imports torch: the script does,
+when it has set what torch reads as it starts.
 """
 
 import sys

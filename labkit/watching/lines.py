@@ -1,9 +1,9 @@
 """Which lines the time goes into: a thread of each process samples what its batches are made by.
 
-A C call that holds Python's lock delays a sample, which then counts for all the times at which one was due: such a call
-counts for the line that called it. Lines are those of the script's own files; where it has none in the making, those of
-the library that the data set is from. Within a `Compose`, of torchvision or Albumentations, a line has its transform's
-name. Only the standard library is imported.
+In come the calls that a thread is in; out go the seconds of each `Line`. A C call that holds Python's lock delays a
+sample, which then counts for all the times at which one was due: such a call counts for the line that called it. Lines
+are those of the script's own files; where it has none in the making, those of the library that the data set is from.
+Within a `Compose`, a line has its transform's name. Only the standard library is imported.
 """
 
 import gc
@@ -41,8 +41,6 @@ _MOST_STACKS = 2000  # that are told apart, in a few MB
 
 Call = tuple[str, str, int]  # qualified name, file and line; a transform within a `Compose`: its name, no file, 0
 At = tuple[CodeType, int]  # a call as it was seen: its code, and the offset of the instruction that it was at
-
-
 Look = Callable[[Sequence[At], float], tuple[bool, Sequence[At]] | None]
 
 
@@ -235,8 +233,7 @@ class LineSampler:
         counts: dict[Stack, float] | None = None,
     ) -> None:  # fmt: skip
         """Count seconds for the calls that a thread was seen in, the innermost first; default: in `seconds`."""
-        n_common = _n_common(seen, loop)
-        calls = _calls_of(part, seen, max(0, n_common - 1))
+        calls = _calls_of(part, seen, max(0, _n_common(seen, loop) - 1))
         if not calls:
             return
         stack = Stack(part, calls, loader)
@@ -275,9 +272,8 @@ _LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in _PLAC
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _LABKIT = os.path.dirname(os.path.dirname(__file__))
 _DATA = os.path.join("torch", "utils", "data", "")
-_MACHINERY = tuple(  # what calls the code that makes a batch
-    _DATA + name for name in ("_utils/fetch.py", "_utils/worker.py", "dataset.py", "dataloader.py")
-)
+# What calls the code that makes a batch.
+_MACHINERY = tuple(_DATA + name for name in ("_utils/fetch.py", "_utils/worker.py", "dataset.py", "dataloader.py"))
 _OWN, _LIBRARY, _CALLER = range(3)
 _kinds: dict[str, int] = {}  # by file
 

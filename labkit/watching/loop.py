@@ -1,5 +1,7 @@
 """Which loop trains, and how long it waits for its batches, wherever they come from: by where its code stands.
 
+In come calls of `backward` and `step`, and samples of the calls that their thread is in; out goes a `SeenLoader`.
+
 A training calls `backward` once a batch, or an optimizer's `step`. Whatever loop that is called in, this is the one
 that trains, and it asks for a batch where it begins again (`for batch in ...`) or at a call of `next`. While its thread
 stands there it waits, in whatever library; anywhere else within the loop, it steps. So neither the loader's class need
@@ -18,8 +20,7 @@ from itertools import dropwhile, pairwise
 from typing import Any, NamedTuple
 
 from labkit.watching.lines import OF_LOOP, At, calls_of_thread, is_own, line_at, short_path
-from labkit.watching.seen import MOST_NOTED, Batch, Epoch, SeenLoader
-from labkit.watching.traits import LoaderTraits
+from labkit.watching.loaders import MOST_NOTED, Batch, Epoch, LoaderTraits, SeenLoader
 
 # Calls by which loops ask for batches that are no `for`: of iterators, queues, and functions such as nanoGPT's.
 _ASKING = ("next", "__next__", "get", "get_batch", "next_batch")

@@ -1,8 +1,16 @@
-"""`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for."""
+"""`lk.watch` and `labkit watch`: observe a block or a script, and tell in every case what it waited for.
+
+In comes a script, with `WatchOptions`, or a block; `hooks` note what it does in a `Record`. Out goes a `WatchReport`:
+on stderr, in files, or from `Watched.report()`. Processes that the script starts by `multiprocessing` hand theirs over:
+a forked one has the observation of its parent, which begins again; any other finds in its process object what begins
+one, which is unpickled before the process runs anything of the script but its imports.
+"""
 
 import atexit
+import functools
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -13,22 +21,107 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
+from time import monotonic  # goes on where the clock of a simulated device stands still
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labkit.errors import ArgumentError, CannotRun, NothingSeen
-from labkit.measure.usage import descendants
+from labkit.errors import CannotRun, NothingSeen
+from labkit.measure.usage import core_time, descendants, tree_cpu_s
 from labkit.util.process import note_unknown_class
-from labkit.watching.advice import CAUSES
+from labkit.watching.accounts import EpochFigures, describe_nothing, find_accounts
+from labkit.watching.hooks import Change, Hooks
 from labkit.watching.lines import LineSampler
+from labkit.watching.loaders import Control
+from labkit.watching.record import Record
+from labkit.watching.replay import REPLAY_STEPS, Replay, Steps
 from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
-from labkit.watching.seen import REPLAY, Control, SeenLoader
-from labkit.watching.watched import Children, Watched
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.report import WatchReport
+
+
+class Watched:
+    """What `watch` observes; `report()` tells what it saw so far, and `epochs` the figures of each epoch."""
+
+    def __init__(self) -> None:
+        self.record, self.command = Record(), ""
+        self.hooks = Hooks(self.record)
+        self._began = core_time(), tree_cpu_s(), monotonic(), time.perf_counter()
+        self._report: WatchReport | None = None
+        self._figures = EpochFigures(self.record)
+        self._epochs: list[dict[str, float]] | None = None  # once the observation has ended
+
+    def start(self, more: Mapping[str, Change] = MappingProxyType({})) -> None:
+        self.hooks.start(more)
+
+    def begin_again(self) -> None:
+        """Forget what was seen: this process was forked, and that was its parent's."""
+        self.record.forget()
+        self._figures, self._epochs = EpochFigures(self.record), None
+        self._report, self._began = None, (core_time(), tree_cpu_s(), monotonic(), time.perf_counter())
+
+    def stop(self) -> None:
+        """End the observation; its report stays."""
+        try:
+            self._report = self.report()
+        except NothingSeen:
+            self._report = None
+        finally:
+            with suppress(Exception):  # what cannot be told must not end the script
+                self._epochs = self.epochs
+            self.hooks.stop()
+            self.record.stop()
+
+    @property
+    def epochs(self) -> list[dict[str, float]]:
+        """The figures of each epoch of the training that has ended so far, as flat dicts for a logger.
+
+        Each has `epoch` (from 0) and `n_batches`; the shares of the time as the report has them, in sum 1: `compute`,
+        `fetch`, `prepare`, `copy`, `hand-over` and `start`; `ready`, the share of its batches that were ready when
+        they were asked for; `step_p50_ms`, `step_p95_ms` and `step_p99_ms`; and the seconds of pauses until the next
+        epoch, which are in none of the other figures: `validation_s`, of loops over other loaders, and
+        `checkpoint_s`, of `torch.save`. What is not known is NaN. The first batches of an epoch count by `start` only,
+        those of the very first one if every epoch starts its workers. An epoch that its loop leaves early has ended
+        when the next one begins.
+
+        >>> for epoch in range(90):  # doctest: +SKIP
+        ...     train(loader)
+        ...     wandb.log(watched.epochs[-1])
+        """
+        if self._epochs is not None:
+            return self._epochs
+        with self.record.with_loop():
+            return self._figures.read()
+
+    def report(self) -> "WatchReport":
+        """What the training waited for.
+
+        Raises:
+            NothingSeen: a ValueError: fewer than two batches were asked for.
+        """
+        if self._report is not None:
+            return self._report
+        epochs = self.epochs
+        with self.record.with_loop():
+            return self._report_of(epochs)
+
+    def _report_of(self, epochs: list[dict[str, float]]) -> "WatchReport":
+        cores, own_s, real_s, began_s = self._began
+        busy_s, own_s = (core_time() - cores).busy_s, tree_cpu_s() - own_s
+        core_s = (monotonic() - real_s) * (os.cpu_count() or 1)
+        accounts = find_accounts(self.record)
+        if accounts is None or not accounts.of("training"):
+            raise NothingSeen(describe_nothing(self.record))
+        from labkit.watching.findings import make_report
+
+        self.record.device.read()
+        return make_report(
+            self.record, accounts, cpu_share=min(1.0, busy_s / core_s) if busy_s else None, epochs=epochs,
+            others_share=max(0.0, busy_s - own_s) / core_s, loader_s=self.record.loader_s, command=self.command,
+            observed_s=(began_s, time.perf_counter()),
+        )  # fmt: skip
 
 
 @contextmanager
@@ -68,183 +161,106 @@ def watch(*, lines: bool = True) -> Iterator[Watched]:
         watched.stop()
 
 
-KEPT = 4  # batches to replay
-_LEAST = 8  # batches in each part
-UNSETTLED = 8  # batches before the figures begin
-_LEAST_EPOCH = 48  # batches: of them 20 are observed and settled, and 20 replayed
-_MOST_REST_S = 30.0
-_PATIENCE = 10  # times the batches to see: a loop without gradients that goes on for so long is no validation
+_WORKERS = ("torch.utils.data.", "torchdata.", "multiprocessing.")  # modules whose processes train nothing
 
 
-class Steps(Control):
-    """Counts batches of the training, and acts when there are enough, or when their epoch ends before that.
-
-    A training need not use torch's optimizers, nor step in each epoch: as long as none of them has stepped between two
-    batches of any loader, a loop with gradients is taken for one, and any loop that goes on for long.
+class Children:
+    """Lets the processes that this one starts hand over their reports.
 
     Args:
-        watched: What is observed.
-        n_steps: Batches to see, besides the first ones.
-        then: Called once, after the last of them.
-        at_end: Whether the end of an epoch of the training also calls it, and what would save a file.
-        progress: What else is told of each batch.
+        watched: What is observed in this process.
+        folder: Where reports go. Default: one that is made when the first process starts.
     """
 
-    def __init__(
-        self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control, *, at_end: bool = True
-    ):
-        self._watched, self._n_steps, self._then = watched, n_steps, then
-        self._progress, self._at_end, self._is_over = progress, at_end, False
+    def __init__(self, watched: Watched, folder: str | None = None):
+        self._watched, self._folder = watched, folder
 
-    def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
-        if self._is_training(seen) and seen.n_batches >= self._n_steps + UNSETTLED:
-            self._end_without_steps(seen)
-        return give
+    def start(self) -> None:
+        """Observe the processes that are started from now on."""
+        change = self._watched.hooks.change
+        self._watched.start({
+            "multiprocessing.process": lambda process: change(process.BaseProcess, "start", self._starting)
+        })  # fmt: skip
+        os.register_at_fork(after_in_child=self._watched.begin_again)
 
-    def saving(self, loaders: list[SeenLoader]) -> None:
-        n_batches = sum(loader.n_batches for loader in loaders) or self._watched.record.loop.n_steps
-        if self._at_end and n_batches:
-            self._note(f"The script ends where it would save by torch.save, after {n_batches} batches of its loaders.")
-            self._then()
+    def hand_over(self) -> None:
+        """Leave the report of this process, if it has one, where its parent looks."""
+        if self._folder:
+            with suppress(Exception):  # the process ends in its own way
+                report = self._watched.report()
+                import multiprocessing  # which the script started this process by
 
-    def looped(self, loop: Any) -> None:
-        is_enough = loop.n_steps >= self._n_steps + UNSETTLED and not self._is_over
-        if is_enough and not any(loader.trains for loader in self._watched.record.loaders):
-            self._is_over = True
-            self._end_loop(loop.name)
+                name = multiprocessing.current_process().name
+                path = Path(self._folder, f"{os.getpid()}.report")
+                path.with_suffix(".part").write_bytes(pickle.dumps((name, report)))
+                path.with_suffix(".part").rename(path)
 
-    def _end_loop(self, name: str) -> None:
-        self._then()
+    def stop(self) -> "WatchReport":
+        """End the observation.
 
-    def _is_training(self, seen: SeenLoader) -> bool:
-        if any(loader.trains for loader in self._watched.record.loaders):
-            return seen.trains
-        return seen.has_gradients or seen.n_batches >= _PATIENCE * (self._n_steps + UNSETTLED)
+        Returns:
+            The report of this process, or if it loaded nothing itself, of those that it started.
 
-    def _end_without_steps(self, seen: SeenLoader) -> None:
-        """Act, and say so if nothing but the number of batches tells that they were a training's."""
-        if not seen.trains and not self._is_over:
-            self._watched.record.main = seen
-            self._note(
-                f"The batches of {seen.kind} {seen.number} were taken for the training's, although neither "
-                f"backward() nor an optimizer of torch ran between {seen.n_batches} of them."
-            )
-        self._is_over = True
-        self._then()
+        Raises:
+            NothingSeen: none of them has one.
+        """
+        paths = sorted(Path(self._folder or os.devnull).glob("*.report"))
+        children = [pickle.loads(path.read_bytes()) for path in paths]  # noqa: S301 - from a folder of our own
+        self._watched.stop()
+        try:
+            own = self._watched.report()
+        except NothingSeen:
+            if not children:
+                raise
+            from labkit.watching.ranks import combine
 
-    def _note(self, said: str) -> None:
-        self._watched.record.failed.append(said)
+            note = "These are the figures of {}, which the script started"
+            many = f"; of its {len(children)} processes this one waits longest for data."
+            note += many if len(children) > 1 else "."
+            return combine("process", children, note, self._watched.command)
+        note = f"{len(children)} processes that the script started loaded data, too: they are not in these figures."
+        return replace(own, notes=[*own.notes, note]) if children else own
 
-    def received(self, seen: SeenLoader, data: Any) -> None:
-        self._progress.received(seen, data)
+    def _starting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(original)
+        def start(process: Any) -> None:
+            module = getattr(getattr(process, "_target", None), "__module__", None) or ""
+            self._folder = self._folder or record.folder()
+            if self._folder and not module.startswith(_WORKERS):
+                stall_s = record.stalls.stall_s if record.stalls else 0.0
+                process._labkit_begins = _Begins(self._folder, stall_s, LineSampler.is_allowed)
+            try:
+                original(process)
+            finally:
+                vars(process).pop("_labkit_begins", None)
 
-    def ended(self, seen: SeenLoader) -> None:
-        if self._at_end and self._is_training(seen):
-            self._end_without_steps(seen)
-
-
-class Replay(Steps):
-    """After the observed steps, kept batches again in the script's own loop: the step alone; then the loader alone.
-
-    An epoch must hold all of it, so that the loop does not end, nor a schedule of the learning rate. `then` must end
-    the script.
-    """
-
-    def __init__(self, watched: "Watched", n_steps: int, then: Callable[[], None], progress: Control):
-        super().__init__(watched, n_steps, then, progress)
-        self._n_replayed = 0
-        self._of: SeenLoader | None = None
-        self.kept = list[Any]()
-
-    def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
-        is_training = self.phase == "training" and self._is_training(seen)
-        if is_training and seen.n_batches >= self._n_observed(seen) + UNSETTLED:
-            self.phase, self._of = "keep", seen
-        if seen is not self._of:
-            return give
-        if self.phase == "keep" and len(self.kept) == KEPT:
-            self.phase = REPLAY
-            _rest(seen)
-        if self.phase == REPLAY and self._n_replayed == self._n_observed(seen) + 2:
-            self._load_alone(seen, give)
-            self._end_without_steps(seen)
-        return self._kept_batch if self.phase == REPLAY else give
-
-    def received(self, seen: SeenLoader, data: Any) -> None:
-        super().received(seen, data)
-        if self.phase == "keep" and seen is self._of:
-            self.kept.append(_copied(data))
-
-    def _end_loop(self, name: str) -> None:
-        self._note(f"--replay repeats batches of loaders that are known, and nothing is known of that of {name}.")
-        super()._end_loop(name)
-
-    def ended(self, seen: SeenLoader) -> None:
-        """It ends with the epoch, since a script may save after it."""
-        if self._is_training(seen) and self.phase == "training":
-            self._note(
-                f"--replay ends with the first epoch, whose {len(seen.epochs[-1].batches)} batches are too few for it: "
-                f"{_LEAST_EPOCH} are enough, as by a smaller batch size."
-            )
-        super().ended(seen)
-
-    def _kept_batch(self) -> Any:
-        self._n_replayed += 1
-        return _copied(self.kept[self._n_replayed % KEPT])
-
-    def _load_alone(self, seen: SeenLoader, give: Callable[[], Any]) -> None:
-        """Seconds per batch, without those that it had ready; None at the end of the epoch."""
-        began_s, times_s = time.perf_counter(), list[float]()
-        with suppress(StopIteration):
-            for _ in range(self._n_observed(seen)):
-                give()
-                times_s.append(time.perf_counter())
-        later = times_s[len(times_s) // 2 :]
-        if len(later) > 1:
-            self._watched.loader_s = (later[-1] - later[0]) / (len(later) - 1)
-        elif times_s:
-            self._watched.loader_s = (times_s[-1] - began_s) / len(times_s)
-
-    def _n_observed(self, seen: SeenLoader) -> int:
-        """Steps to observe, and again to replay: fewer if the epoch is short."""
-        if seen.traits.n_batches is None:
-            return self._n_steps
-        return max(_LEAST, min(self._n_steps, (seen.traits.n_batches - UNSETTLED - KEPT - 4) // 2))
+        record = self._watched.record
+        return start
 
 
-def _copied(batch: Any) -> Any:
-    """The batch in new containers with tensors of its own: a step may take items out of it, and write into them."""
-    from labkit.util.tensor_trees import map_tensors
+class _Begins:
+    """Begins an observation where it is unpickled."""
 
-    return map_tensors(batch, lambda tensor: tensor.clone())
+    def __init__(self, *own: Any):
+        self._own = own
 
-
-def _rest(seen: SeenLoader) -> None:
-    """Let workers fill their queue: working ahead would slow down what is timed."""
-    batches = seen.epochs[-1].batches
-    a_batch_s = (batches[-1].received_s - batches[0].received_s) / max(1, len(batches) - 1)
-    time.sleep(min(_MOST_REST_S, 1.3 * n_ahead(seen) * a_batch_s))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _begin, self._own
 
 
-def n_ahead(seen: SeenLoader) -> int:
-    """Batches that workers have ready at most; one of a loader that does not say."""
-    traits = seen.traits
-    return 1 if traits.num_workers is None else traits.num_workers * (traits.prefetch_factor or 2)
-
-
-def end_process(status: int = 0) -> None:
-    """End this process and the workers that it started at once: nothing that the script does at its end is done."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
-            stream.flush()
-    for child in descendants(os.getpid()):
-        with suppress(OSError):  # it has ended
-            os.kill(child, signal.SIGKILL)
-    os._exit(status)
+def _begin(folder: str, stall_s: float, takes_lines: bool) -> None:
+    with suppress(Exception):  # the process must start
+        LineSampler.is_allowed = LineSampler.is_allowed and takes_lines
+        watched = Watched()
+        watched.record.watch_stalls(stall_s, Terminal())
+        children = Children(watched, folder)
+        children.start()
+        end = functools.cache(children.hand_over)
+        before_exit(end)
+        atexit.register(end)
 
 
 _START = Path(__file__).with_name("start.py")
-REPLAY_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -256,7 +272,7 @@ class WatchOptions:
     replay: Repeat kept batches after `steps`, to measure the ceiling; the script ends with the report.
     json, html: Files to write; empty: none.
     stall: Seconds without a batch after which to say what the training hangs in; 0: never.
-    budget: Shares that may not be exceeded, as `parse_budget` gives them: the status is then `OVER_BUDGET`.
+    budget: Shares that may not be exceeded, as `diff.parse_budget` gives them: the status is then `OVER_BUDGET`.
     lines: Whether to sample which lines the time goes into.
     verbose: Whether to print all that the report says, below its summary.
     """
@@ -273,25 +289,6 @@ class WatchOptions:
 
 
 OVER_BUDGET = 3  # exit status of a script that ended well and waited for more than it may, or that cannot be judged
-
-
-def parse_budget(text: str) -> dict[str, float]:
-    """`waiting=5%,copy=0.01` as shares, 0 to 1.
-
-    Raises:
-        ArgumentError: no share of this name, or no percentage.
-    """
-    names, found = ("waiting", *CAUSES), dict[str, float]()
-    for part in filter(None, text.split(",")):
-        name, _, amount = part.strip().partition("=")
-        try:
-            share = float(amount.removesuffix("%")) / (100 if amount.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if name not in names or not 0 <= share < 1:
-            raise ArgumentError(f"a budget is like waiting=5%, with one of {', '.join(names)}; got {part.strip()!r}")
-        found[name] = share
-    return found
 
 
 def run_watched(program: Sequence[str], options: WatchOptions) -> NoReturn:
@@ -438,10 +435,10 @@ def _control(watched: Watched, options: WatchOptions, finish: _Finish, terminal:
     progress = ProgressLine(terminal)
     if options.replay:
         terminal.tell("--replay repeats batches: this run is no training, and saves nothing.")
-        return Replay(watched, options.steps or REPLAY_STEPS, finish.and_end, progress)
+        return Replay(watched.record, options.steps or REPLAY_STEPS, finish.and_end, progress)
     if options.steps:
         then = finish.and_end if options.ends else finish
-        return Steps(watched, options.steps, then, progress, at_end=options.ends)
+        return Steps(watched.record, options.steps, then, progress, at_end=options.ends)
     return progress
 
 
@@ -477,3 +474,14 @@ def _handle_children(handler: Callable[[int, FrameType | None], Any]) -> None:
     while signal.getsignal(signal.SIGCHLD) is not handler:
         with suppress(RuntimeError):
             signal.signal(signal.SIGCHLD, handler)
+
+
+def end_process(status: int = 0) -> None:
+    """End this process and the workers that it started at once: nothing that the script does at its end is done."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # None, closed, a pipe that nobody reads, or what a script put there
+            stream.flush()
+    for child in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended
+            os.kill(child, signal.SIGKILL)
+    os._exit(status)

@@ -1,4 +1,8 @@
-"""One report for the processes of a distributed training on this machine."""
+"""One report for the processes of a distributed training on this machine.
+
+In come the `WatchReport`s of its processes, by files; out goes the one of the process that waits longest, with a row
+for each.
+"""
 
 import hashlib
 import math
@@ -17,10 +21,9 @@ from labkit.measure.usage import children
 from labkit.util.files import write_atomic
 from labkit.util.process import number_in_environment
 from labkit.watching.advice import MIN_SHARE, advise
-from labkit.watching.batches import rounded
 from labkit.watching.linux import read_text, state_of
+from labkit.watching.loaders import LoaderTraits, rounded
 from labkit.watching.report import WatchReport
-from labkit.watching.traits import LoaderTraits
 
 _PATIENCE_S = 60.0
 

@@ -1,7 +1,7 @@
 """What a training does with its loaders, noted in its process: when each batch was asked for, and when it came.
 
-`labkit.watching.hooks` calls the methods of `Record`, and `accounts` reads what stands there, of the classes of `seen`.
-Only the standard library is imported.
+In come calls from `labkit.watching.hooks`; out goes what stands in a `Record`, of the classes of `loaders`, for
+`accounts` and `findings` to read. Only the standard library is imported.
 """
 
 import os
@@ -18,14 +18,22 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
-from labkit.watching.batches import look_at
 from labkit.watching.device import DeviceTimes
 from labkit.watching.lines import STEP, LineSampler, Stack, calls_asking, read_stacks
+from labkit.watching.loaders import (
+    MOST_NOTED,
+    Batch,
+    Control,
+    Epoch,
+    Known,
+    LoaderTraits,
+    SeenLoader,
+    look_at,
+    names_of,
+)
 from labkit.watching.loop import LoopWatch
 from labkit.watching.resources import ResourceWatch, data_places
-from labkit.watching.seen import FEW, MOST_NOTED, Batch, Control, Epoch, Known, SeenLoader
 from labkit.watching.stalls import Doing, StallWatch
-from labkit.watching.traits import LoaderTraits, names_of
 from labkit.watching.worker import (
     MOST_SAMPLE_BYTES,
     BatchTiming,
@@ -62,6 +70,7 @@ class Record:
     Attributes:
         loaders: In the order in which they were first iterated.
         main: The one to report on; None: the one of the training that gives most.
+        loader_s: Seconds per batch of that one alone; None if it was not measured.
         saves: Of checkpoints: when they began and ended, and the thread.
         failed: What could not be observed, and why.
         doing: What a stall would be a stall of; a new object each time.
@@ -86,6 +95,7 @@ class Record:
         self.saves: list[tuple[float, float, int]] = []
         self.doing: Doing | None = None
         self.main: SeenLoader | None = None
+        self.loader_s: float | None = None
         self.n_steps, self.n_backward = Counter[int](), Counter[int]()  # by thread
         self.control, self.resources = Control(), ResourceWatch()
         self.loop = LoopWatch()
@@ -121,18 +131,23 @@ class Record:
     @contextmanager
     def with_loop(self) -> Iterator[None]:
         """With the loop over what is not known among the loaders, where that may be the training."""
-        known, loop = self.loaders, self.loop.loader(len(self.loaders)) if self.takes_lines else None
-        training = [loader for loader in known if loader.trains]
-        if loop is not None and training:
-            is_longer = all(loop.n_batches > loader.n_batches for loader in training)
-            # An optimizer that steps once an epoch does so in the loop over the epochs, which computes no gradients.
-            if not loop.differentiates or not (is_longer or not any(loader.steps for loader in training)):
-                loop = None
-        self.loaders = [*known, loop] if loop is not None else known
+        known = self.loaders
+        if self.takes_lines and self.loop.thread is not None:  # None while known loaders give all batches
+            self.loaders = [*known, *self._training_loop()]
         try:
             yield
         finally:
             self.loaders = known
+
+    def _training_loop(self) -> list[SeenLoader]:
+        """That loop as a loader; none where another loader is the training's."""
+        loop, training = self.loop.loader(len(self.loaders)), [loader for loader in self.loaders if loader.trains]
+        if loop is not None and training:
+            is_longer = all(loop.n_batches > loader.n_batches for loader in training)
+            # An optimizer that steps once an epoch does so in the loop over the epochs, which computes no gradients.
+            if not loop.differentiates or not (is_longer or not any(loader.steps for loader in training)):
+                return []
+        return [loop] if loop is not None else []
 
     @property
     def hung(self) -> list[str]:
@@ -479,24 +494,3 @@ def _ready(iterator: Any) -> int | None:
     with suppress(AttributeError, OSError, RuntimeError):  # another torch, or the end
         return iterator._data_queue.qsize() + sum(len(info) == 2 for info in list(iterator._task_info.values()))
     return None
-
-
-def describe_nothing(record: Record) -> str:
-    """Why there is nothing to report."""
-    if record.loaders:
-        n_batches = max(loader.n_batches for loader in record.loaders)
-        said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
-    elif record.loop.n_steps > 1 and not record.takes_lines:
-        said = f"{record.loop.name} is over no known loader, and such loops are told by samples, which are switched off"
-    elif record.loop.n_steps > 1:
-        said = (
-            f"{record.loop.name} computes gradients, but how long it waits for batches cannot be told: let it get them "
-            "by `for`, or by a call of next; lk.diagnose(loader, step) takes any iterable"
-        )
-    else:
-        said = (
-            "no torch.utils.data.DataLoader and no labkit.BatchLoader was iterated in this process, or in one that it "
-            "started by multiprocessing and that has ended, and no loop over anything else called backward() twice; "
-            "lk.diagnose(loader, step) takes any iterable"
-        )
-    return "; ".join([said, *record.failed])

@@ -1,6 +1,7 @@
 """What watching or diagnosing a training showed: as numbers, in words, as a picture, and as files.
 
-It needs the standard library alone. Where the program has imported pandas, the tables of a report are frames.
+In come the figures that `findings` makes; out go the summary, sentences, JSON and HTML. It needs the standard library
+alone. Where the program has imported pandas, the tables of a report are frames.
 """
 
 import json
@@ -14,9 +15,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
+from labkit.util.arguments import REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
+from labkit.watching.accounts import describe_pace
 from labkit.watching.advice import (
     CAUSES,
     DECODING,
@@ -26,12 +28,10 @@ from labkit.watching.advice import (
     Costs,
     Recommendation,
 )
-from labkit.watching.batches import BatchFacts
-from labkit.watching.drawings import Box, draw_rows, draw_timeline, last_spans
-from labkit.watching.epochs import describe_pace
 from labkit.watching.lines import MAKING, STEP, Line, short_path
+from labkit.watching.loaders import FEW, BatchFacts
+from labkit.watching.page import columns_of, draw_costs, make_page
 from labkit.watching.resources import Resources
-from labkit.watching.seen import FEW
 
 SHARES = ("compute", *CAUSES)
 _affinity: Callable[[int], Iterable[int]] = getattr(os, "sched_getaffinity", lambda pid: ())  # macOS has none
@@ -46,9 +46,6 @@ def describe_waiting(shares: dict[str, float]) -> str:
     ordered = sorted(lost.items(), key=lambda item: -item[1])
     parts = "; ".join(f"{CAUSES[name][0]} ({share:.0%})" for name, share in ordered if share >= 0.005)
     return f"Training waits for its data {total:.0%} of the time: {parts}."
-
-
-_LEAST_SHOWN = 0.085  # share of a bar that a number fits into
 
 
 class _Table:
@@ -259,14 +256,8 @@ class WatchReport:
         """Where the time of a batch goes, compared with the step alone."""
         ceiling = f"at least {self.least_ceiling:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
         ceiling = f"over {NO_STEP}x" if self.ceiling > NO_STEP else ceiling
-        parts, boxes, end_s = {"compute": self.costs.step, **self.costs.lost_s}, list[Box](), 0.0
-        for name, seconds in parts.items():
-            share = seconds / self.costs.together
-            boxes.append(Box(SHORT_NAMES[name], end_s, end_s + seconds, f"{share:.0%}" * (share > _LEAST_SHOWN)))
-            end_s += seconds
-        rows = {"training": boxes, "if data were free": [Box(SHORT_NAMES["compute"], 0.0, self.costs.step)]}
-        told = {"title": f"ceiling: {ceiling}", "label": "seconds per batch", "words": self.sentences[0]}
-        return draw_rows(rows, [SHORT_NAMES[name] for name in parts], **told)
+        parts_s = {SHORT_NAMES[name]: each for name, each in {"compute": self.costs.step, **self.costs.lost_s}.items()}
+        return draw_costs(parts_s, self.costs.together, ceiling=ceiling, words=self.sentences[0])
 
     @property
     def least_ceiling(self) -> float:
@@ -296,7 +287,7 @@ class WatchReport:
     def _records(self, name: str) -> list[dict[str, Any]]:
         """The rows of a table as plain data: all with each column, and None for what is not a number."""
         rows = self.tables.get(name, [])
-        return [{column: _plain(row.get(column)) for column in _columns(rows)} for row in rows]
+        return [{column: _plain(row.get(column)) for column in columns_of(rows)} for row in rows]
 
     def save_json(self, path: Path | str) -> Path:
         """Write the figures as JSON."""
@@ -306,30 +297,14 @@ class WatchReport:
 
     def save_html(self, path: Path | str) -> Path:
         """Write one page that needs no other file, with the timeline."""
-        title = escape(self.command or "labkit watch")
-        style = (
-            "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%;height:auto}"
-        )
-        details = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.details)
-        page = (
-            f"{REPORT_BEGINNINGS['html']}<title>{title}</title><style>{style}"
-            f"td,th{{padding:.2em .8em;text-align:right}}pre{{white-space:pre-wrap}}</style><h1>{title}</h1>"
-            f"{self._repr_html_()}<h2>Details</h2>{details}"
-            f"{draw_timeline(last_spans(self.tables['spans']))}{self._lines_html()}"
-            f"{_html_of(self.tables['loaders'])}{_html_of(self.tables.get('samples', []))}</html>"
-        )
+        page = make_page(
+            self.command or "labkit watch", self._repr_html_(), self.details, spans=self.tables["spans"],
+            lines={part: self.lines_of(part) for part in (MAKING, STEP)},
+            tables=[self.tables["loaders"], self.tables.get("samples", [])],
+        )  # fmt: skip
         path = Path(path).expanduser()
         write_atomic(path, page.encode())
         return path
-
-    def _lines_html(self) -> str:
-        """The lines of each part."""
-        found = ""
-        for part in (MAKING, STEP):
-            if rows := self.lines_of(part):
-                shown = [{**row, "path": short_path(row["path"])} for row in rows]
-                found += f"<h2>What {part} is</h2>{_html_of(shown, without='part')}"
-        return found
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -351,26 +326,8 @@ def _told_line(row: dict[str, Any]) -> str:
     return f"{row['share']:.0%} {row['what']}, {short_path(row['path'])}:{row['number']}"
 
 
-def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    return [*dict.fromkeys(column for row in rows for column in row)]
-
-
 def _plain(value: Any) -> Any:
     return _finite(value) if isinstance(value, float) else value
-
-
-def _html_of(rows: list[dict[str, Any]], without: str = "") -> str:
-    columns = [column for column in _columns(rows) if column != without]
-    if not columns:
-        return ""
-    header = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(column))}</td>' for column in columns)}</tr>" for row in rows)
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: Any) -> str:
-    known = _plain(value)
-    return "" if known is None else escape(f"{known:.4g}" if isinstance(known, float) else str(known))
 
 
 def _finite(value: float) -> float | None:

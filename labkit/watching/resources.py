@@ -1,5 +1,6 @@
 """What a training has of its machine, and where that is scarce: cores, shared memory, files, the disk of its data.
 
+In come calls while batches are asked for, and what the report knows of the loader; out go `Resources`, with sentences.
 How full something gets is looked at about once a second while batches are asked for; what the kernel counts is read
 before the first batch and for the report. What a system does not tell is left out. Of libraries, only the standard one
 is imported.
@@ -17,9 +18,18 @@ from typing import Any
 from labkit.measure.usage import MAX_OTHERS
 from labkit.util.machine import usable_cores
 from labkit.watching.advice import MIN_SHARE
-from labkit.watching.linux import Pressure, Throttling, file_limit, mount_of, pressures, shared_memory, throttling
-from labkit.watching.process_memory import Memory, MemoryWatch
-from labkit.watching.traits import of_data_set, source_of
+from labkit.watching.linux import (
+    Memory,
+    MemoryWatch,
+    Pressure,
+    Throttling,
+    file_limit,
+    mount_of,
+    pressures,
+    shared_memory,
+    throttling,
+)
+from labkit.watching.loaders import of_data_set, source_of
 
 # Of /dev/shm, the share that is free where it is nearly full, and of the open files that are allowed, the share that is
 # many: looks miss what comes between them, and one more batch may be in flight than at any of them. A hang lasts while

@@ -1,5 +1,7 @@
 """Run a Python script or module as `python` would, in this process, and speak to its terminal.
 
+In come the words of a command line; out goes what the script itself does, and beside it lines on the terminal.
+
 SIGTERM, as from a scheduler or torchrun, ends a script at once: the report comes first, unless the script has a handler
 itself. What `watch` says goes to the stderr it was started with, whatever the script makes of it, and a command line is
 shown without the values of passwords and tokens.
@@ -27,8 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labkit.errors import CannotRun
 from labkit.util.redact import redact
 from labkit.watching.advice import SHORT_NAMES
-from labkit.watching.batches import rounded
-from labkit.watching.seen import Control, SeenLoader
+from labkit.watching.loaders import Control, SeenLoader, rounded
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE

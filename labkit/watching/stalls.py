@@ -1,5 +1,7 @@
 """What a training hangs in: when no batch comes, one report, made in its process while the script goes on.
 
+In comes what the training does, a new `Doing` each time; out go lines on the terminal, and what is added to the report.
+
 A thread looks a few times whether the training has got on. Python's own stacks come from `faulthandler`: those of other
 processes by a signal that is nobody else's, which works also while C code holds Python's lock, and where C code holds
 it in this process, so that no thread can look, by `faulthandler.dump_traceback_later`. The rest is what Linux says of
@@ -28,8 +30,8 @@ from labkit.watching.linux import (
     state_of,
     system_call,
 )
+from labkit.watching.loaders import names_of
 from labkit.watching.resources import ALL_FILES, FULL_SHM, FULL_SHM_BYTES
-from labkit.watching.traits import names_of
 from labkit.watching.worker import SIGNAL, Hand, answer_with_stacks, answers_in, hand_here
 
 

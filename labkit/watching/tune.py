@@ -1,4 +1,7 @@
-"""`lk.tune`: how many workers to load with, by a sweep that `lk.compare` measures in interleaved rounds."""
+"""`lk.tune`: how many workers to load with, by a sweep that `lk.compare` measures in interleaved rounds.
+
+In come a data set and a `LoaderConfig`; out goes `Tuned`, the same with the best number of workers.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator

@@ -1,6 +1,7 @@
 """What a process notes of the batches that it makes, and what a worker leaves of that in files, written and read here.
 
-A worker has a folder, and in it `3.times` with its batches and their samples, `3.lines` with the stacks that its lines
+In come the calls by which `DataLoader` makes batches; out go a `BatchTiming` and the seconds of its samples for each. A
+worker has a folder, and in it `3.times` with its batches and their samples, `3.lines` with the stacks that its lines
 were seen in, `3.hand` with the sample that it has in hand, `3.stacks` with its calls when somebody asked for them, and
 `3.threads` with those that its libraries compute with.
 

@@ -11,7 +11,7 @@ import labkit as lk
 from labkit import course
 from labkit.watching import advice
 from labkit.watching.advice import Costs, Recommendation, expected_s
-from labkit.watching.traits import LoaderTraits
+from labkit.watching.loaders import LoaderTraits
 
 
 @pytest.fixture

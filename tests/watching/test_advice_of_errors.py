@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit.watching.diagnose import made_training
-from labkit.watching.program import parse_budget
+from labkit.watching.diff import parse_budget
 from labkit.watching.script import Script
 
 PACKAGE = {

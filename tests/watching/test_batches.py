@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.watching.batches import look_at
+from labkit.watching.loaders import look_at
 from labkit.watching.report import SHARES
 from tests.watching.trained import watched_while
 

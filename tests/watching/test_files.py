@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 import labkit as lk
 from labkit.watching.accounts import find_accounts
 from labkit.watching.findings import slow_samples
+from labkit.watching.loaders import Batch, Epoch, LoaderTraits, SeenLoader, names_of
 from labkit.watching.record import Record
-from labkit.watching.seen import Batch, Epoch, SeenLoader
-from labkit.watching.traits import LoaderTraits, names_of
 from labkit.watching.worker import BatchTiming
 from tests.stalling import Clock
 from tests.watching.trained import train

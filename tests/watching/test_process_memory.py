@@ -6,9 +6,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.watching import advice as advising
 from labkit.watching.advice import Costs, advise
-from labkit.watching.process_memory import Memory, ProcessMemory, parse_smaps, room_bytes
+from labkit.watching.linux import Memory, ProcessMemory, parse_smaps, room_bytes
+from labkit.watching.loaders import LoaderTraits
 from labkit.watching.resources import Resources
-from labkit.watching.traits import LoaderTraits
 from tests.watching.trained import watched_while
 
 SMAPS = """55d0b000-7ffd4000 ---p 00000000 00:00 0    [rollup]

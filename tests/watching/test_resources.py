@@ -17,10 +17,9 @@ import labkit as lk
 from labkit.watching import linux, record, resources, worker
 from labkit.watching.accounts import find_accounts
 from labkit.watching.linux import Mount, Pressure, Throttling, mount_of, parse_cpu_stat, parse_pressure
+from labkit.watching.loaders import Batch, Epoch, LoaderTraits, SeenLoader, names_of
 from labkit.watching.record import Record
 from labkit.watching.resources import Resources, ResourceWatch, data_places, place_of
-from labkit.watching.seen import Batch, Epoch, SeenLoader
-from labkit.watching.traits import LoaderTraits, names_of
 from labkit.watching.worker import BatchTiming
 from tests.watching.trained import ENVIRONMENT, watched_while
 

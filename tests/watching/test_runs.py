@@ -18,8 +18,8 @@ from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.util.arguments import REPORT_BEGINNINGS
 from labkit.util.files import check_own_file
-from labkit.watching.diff import compare_runs, judge_budget
-from labkit.watching.program import OVER_BUDGET, parse_budget
+from labkit.watching.diff import compare_runs, judge_budget, parse_budget
+from labkit.watching.program import OVER_BUDGET
 from labkit.watching.report import SHARES
 from tests.pages import TEXTS, blocks
 from tests.paths import invoke

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from labkit.watching.lines import MAKING, STEP
-from labkit.watching.process_memory import Memory
+from labkit.watching.linux import Memory
 from labkit.watching.resources import Resources
 from labkit.watching.script import Terminal
 from tests.watching.trained import watched_while

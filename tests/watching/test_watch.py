@@ -22,10 +22,10 @@ import labkit as lk
 from labkit.errors import NothingSeen
 from labkit.watching.advice import SHORT_NAMES, Costs, advise
 from labkit.watching.device import DeviceTimes
+from labkit.watching.loaders import LoaderTraits
 from labkit.watching.ranks import combine, combine_ranks
 from labkit.watching.report import SHARES
 from labkit.watching.script import Terminal, shown_command
-from labkit.watching.traits import LoaderTraits
 from tests.watching.trained import optimizer, train, watched_while
 
 

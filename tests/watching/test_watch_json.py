@@ -19,10 +19,11 @@ from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.watching import linux
 from labkit.watching.diff import compare_runs
-from labkit.watching.program import OVER_BUDGET, Replay
+from labkit.watching.loaders import Control
+from labkit.watching.program import OVER_BUDGET
 from labkit.watching.ranks import combine_ranks
+from labkit.watching.replay import Replay
 from labkit.watching.report import SHARES
-from labkit.watching.seen import Control
 from tests.pages import TEXTS
 from tests.paths import REPO, invoke
 
@@ -94,7 +95,7 @@ def replayed(photos):
         raise Ended
 
     with lk.watch() as seen, suppress(Ended):
-        seen.record.control = partial(Replay, seen)(10, end, Control())
+        seen.record.control = partial(Replay, seen.record)(10, end, Control())
         train(DataLoader(torch.utils.data.ConcatDataset([photos] * 4), 1))
     return seen.report()
 
