@@ -5,13 +5,14 @@ first.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.measure.usage import SLOWED
 from labkit.util.machine import usable_cores
 from labkit.util.process import number_in_environment
+from labkit.watching.lines import MAKING, is_own, short_path
 from labkit.watching.loaders import LoaderTraits
 
 MIN_SHARE = 0.05  # share of the time: smaller costs are not worth a change
@@ -124,8 +125,37 @@ class Recommendation:
         return f" Should bring {self.speedup_low:.2f}x to {self.speedup:.2f}x."
 
 
+class SlowLine(NamedTuple):
+    """The line of code that takes most of the time to make a batch.
+
+    what: What it calls, or the name of a transform.
+    place: Its file and number; empty: a library's, where nothing can be changed.
+    share: Of the time to make a batch.
+    kind: As in `labkit.watching.lines.Line`.
+    """
+
+    what: str
+    place: str
+    share: float
+    kind: str
+
+
+def slowest_line(rows: Sequence[Mapping[str, Any]]) -> SlowLine | None:
+    """That of `lines` of a report; None: there is none, or nothing can be said of it."""
+    row = next((row for row in rows if row["part"] == MAKING), None)
+    if row is None:
+        return None
+    place = f"{short_path(row['path'])}:{row['number']}" if is_own(row["path"]) else ""
+    return SlowLine(row["what"], place, row["share"], row["kind"]) if place or row["kind"] else None
+
+
 def advise(
-    costs: Costs, traits: LoaderTraits, in_line_s: float = 0.0, n_sharing: int = 1, most_workers: int | None = None
+    costs: Costs,
+    traits: LoaderTraits,
+    in_line_s: float = 0.0,
+    n_sharing: int = 1,
+    most_workers: int | None = None,
+    slowest: SlowLine | None = None,
 ) -> list[Recommendation]:
     """What to change, the largest gain first; a single "none" if training does not wait for data.
 
@@ -133,6 +163,7 @@ def advise(
         in_line_s: Seconds per batch that training waits for one while a later one is ready.
         n_sharing: Processes of the training that share the cores, as far as torchrun's variables do not say so.
         most_workers: That there is room for; None: any number.
+        slowest: The line that the making of a batch spends most of its time in, if that is known.
     """
     cores = _own_cores(n_sharing)
     if most_workers is not None:
@@ -143,10 +174,11 @@ def advise(
             advice = _advise_on(cause, share, costs, traits, cores)
             found.setdefault(advice.rung, advice)
     best = list(found.values()) or [_advise_nothing(costs)]
+    if slowest is not None:
+        best = [_naming(change, slowest, costs, traits) for change in best]
     if traits.in_order and found and in_line_s >= MIN_SHARE * costs.together:
-        order = _advise_order(costs, in_line_s)
-        best.insert(sum(each.speedup >= order.speedup for each in best), order)
-    return best
+        best.append(_advise_order(costs, in_line_s, traits.num_workers or 1))
+    return sorted(best, key=lambda change: -change.speedup)
 
 
 def advise_on_loop(costs: Costs, name: str) -> Recommendation:
@@ -162,12 +194,13 @@ def advise_on_loop(costs: Costs, name: str) -> Recommendation:
     return Recommendation("decoding", action, why, costs.together / costs.step, "03_persistent_workers")
 
 
-def _advise_order(costs: Costs, in_line_s: float) -> Recommendation:
+def _advise_order(costs: Costs, in_line_s: float, num_workers: int) -> Recommendation:
     why = (
         f"{in_line_s / costs.together:.0%} of the time a later batch was ready while the next one was still being made"
     )
     action = "Take batches in the order in which they are ready: in_order=False, or smaller batches"
-    speedup = costs.together / max(costs.step, costs.together - in_line_s)
+    least_s = max(costs.step, (costs.making or 0.0) / num_workers)  # the order makes no worker faster
+    speedup = max(1.0, costs.together / max(least_s, costs.together - in_line_s))
     return Recommendation("order", action, why, speedup, "03_persistent_workers", settings={"in_order": False})
 
 
@@ -269,42 +302,28 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
     return None
 
 
-# Functions of Pillow, OpenCV, torchvision, imageio and scikit-image that decode; `convert` and `load` do it for `open`.
-DECODING = {
-    "open", "load", "convert", "pil_loader", "default_loader", "imread", "imdecode", "read_image", "decode_image",
-    "decode_jpeg", "decode_png",
-}  # fmt: skip
-
-
-def name_line(
-    change: Recommendation, what: str, place: str, share: float, costs: Costs, num_workers: int | None
-) -> Recommendation:
+def _naming(change: Recommendation, line: SlowLine, costs: Costs, traits: LoaderTraits) -> Recommendation:
     """The change with the line that takes longest in its action, if it asks for less work for each sample.
 
     Its gain is then at most what the training would gain if this line took no time.
-
-    Args:
-        what: What the line calls, or the name of a transform.
-        place: Its file and number; empty: a library's, where nothing can be changed.
-        share: Of the time to make a batch.
     """
-    if change.action not in (CAUSES["prepare"][2], _AUGMENT_ON_DEVICE):
+    waits_for_storage = not line.kind and costs.fetch >= MIN_SHARE * costs.together  # the line may be what waits
+    if change.action not in (CAUSES["prepare"][2], _AUGMENT_ON_DEVICE) or waits_for_storage:
         return change
+    waited_s = costs.fetch + costs.prepare
     # As long as training waits for its workers, it takes as long as they do.
-    making_s = costs.together if num_workers else costs.fetch + costs.prepare
-    speedup = min(change.speedup, costs.together / max(costs.step, costs.together - share * making_s))
-    named = f"{what} ({place})" if place else what
-    notebook = change.notebook
-    if what in DECODING:
+    saved_s = min(waited_s, line.share * (costs.together - costs.start if traits.num_workers else waited_s))
+    speedup = costs.together / max(costs.step, costs.together - saved_s)
+    named = f"{line.what} ({line.place})" if line.place else line.what
+    if line.kind == "decoding":
         action = f"Spend less on decoding in {named}: lk.BatchLoader decodes only what a crop needs, and "
-        action += "lk.PixelStore decodes once"
-    elif what[:1].isupper():  # a transform's class
-        action = f"Spend less on {named}: crop before it, choose a cheaper one, or augment whole batches, best on a GPU"
-        notebook = "06_kornia_gpu"
-    else:
-        action = f"Spend less on {named}: where it decodes, lk.BatchLoader decodes only what a crop needs, and "
-        action += "lk.PixelStore decodes once; where it augments, crop before it; what is the same each time, store"
-    return replace(change, action=action, speedup=speedup, notebook=notebook)
+        return replace(change, action=f"{action}lk.PixelStore decodes once", speedup=speedup)
+    if line.kind == "transform":
+        how = "crop before it, choose a cheaper one, or augment whole batches, best on a GPU"
+        return replace(change, action=f"Spend less on {named}: {how}", speedup=speedup, notebook="06_kornia_gpu")
+    how = "where it decodes, lk.BatchLoader decodes only what a crop needs, and lk.PixelStore decodes once; where it "
+    how += "augments, crop before it; what is the same each time, store"
+    return replace(change, action=f"Spend less on {named}: {how}", speedup=speedup)
 
 
 def _settings(rung: str, traits: LoaderTraits) -> dict[str, Any]:

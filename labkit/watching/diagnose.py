@@ -118,7 +118,9 @@ def diagnose(
     >>> loader = lk.BatchLoader("photos", size=64, batch_size=4)
     >>> found = lk.diagnose(loader, lambda batch: batch[0].float().sum(), batches=4, limit_s=5)
     >>> print(found)  # doctest: +SKIP
-    Training waits for its data 71% of the time: prepare 69%, start 2%.
+    labkit diagnose: 12 steps in 218 ms on the CPU, without the first ones of each epoch
+      waiting for data  71% of the run; without waiting, 3.4 times [3.1, 3.8] as fast
+      ...
 
     Raises:
         CannotDiagnose: a ValueError: the loader gives nothing or can be iterated only once or not at all, the step

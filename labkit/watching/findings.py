@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from labkit.measure.intervals import speedup_interval
 from labkit.watching.accounts import LEAST_S, Accounts, TimeSpans, costs_of, figures_of, waiting_share
-from labkit.watching.advice import MIN_SHARE, Costs, advise, advise_on_loop, name_line
-from labkit.watching.lines import MAKING, STEP, Line, is_own, lines_of, short_path
+from labkit.watching.advice import MIN_SHARE, Costs, advise, advise_on_loop, slowest_line
+from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
 from labkit.watching.loaders import REPLAY, Epoch
 from labkit.watching.record import Record
 from labkit.watching.report import WatchReport
@@ -64,14 +64,11 @@ def make_report(
         making_queued=accounts.making_queued, **place_of(loader.places),
     )  # fmt: skip
     most_workers = resources.most_workers(shares, others_share)
-    advice = advise(costs, loader.traits, accounts.in_line_s, most_workers=most_workers)
+    lines = lines_table(lines_of(record.stacks()))
+    slowest = slowest_line(lines)
+    advice = advise(costs, loader.traits, accounts.in_line_s, most_workers=most_workers, slowest=slowest)
     if loader.is_sampled:
         advice = [advise_on_loop(costs, loader.kind)]
-    lines = lines_table(lines_of(record.stacks()))
-    if slowest := next((row for row in lines if row["part"] == MAKING), None):
-        place = f"{short_path(slowest['path'])}:{slowest['number']}" if is_own(slowest["path"]) else ""
-        of_line = slowest["what"], place, slowest["share"], costs, loader.traits.num_workers
-        advice = [name_line(change, *of_line) for change in advice]
     return WatchReport(
         shares=shares, ceiling=costs.together / costs.step,
         ceiling_low=low, ceiling_high=high, is_bound=not accounts.of(REPLAY),
@@ -170,7 +167,7 @@ def lines_table(seconds: Mapping[Line, float]) -> list[dict[str, Any]]:
         of_part = {line: each for line, each in seconds.items() if line.part == part}
         total = sum(of_part.values())
         for line, each in sorted(of_part.items(), key=lambda item: -item[1])[:_MOST_LINES]:
-            if total >= _LEAST_TOLD_S and each >= _LEAST_OF_LINES * total:
+            if total >= _LEAST_TOLD_S and each >= _LEAST_OF_LINES * total and line.what:
                 rows.append({"part": part, "share": each / total, **line._asdict()})
     return rows
 

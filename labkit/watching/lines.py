@@ -30,8 +30,8 @@ OF_LOOP = -2  # in place of a loader's number: a loop whose loader is not known
 _INTERVAL_S = 0.005
 # Python lets a thread keep its lock for 5 ms while another waits for it, and begins to count anew whenever the lock is
 # free for a moment, as within torch.tensor(): the sampling thread would get its look where the lock is free for longer,
-# seldom and not where the time goes. So it waits for less than what lies between two such calls, in the training
-# process only while that makes batches: it may have more threads, which would take turns as often.
+# seldom and not where the time goes. So it waits for less than what lies between two such calls, but during
+# the step of a loader that is known: a training process may have more threads, which would take turns as often.
 _PROMPT_S = {MAKING: 5e-6, STEP: 1e-3}
 _TIMER_SLACK_NS = 1  # by which the kernel may let the sampling thread wait longer; 50 us by default
 _GOLDEN = 0.618
@@ -63,12 +63,14 @@ class Line(NamedTuple):
     part: `MAKING` or `STEP`.
     what: The transform, or the library's function that the line called, or the function that it is in.
     path, number: Its file and line.
+    kind: `transform`, `decoding`, or empty: something else.
     """
 
     part: str
     what: str
     path: str
     number: int
+    kind: str = ""
 
 
 class LineSampler:
@@ -141,7 +143,9 @@ class LineSampler:
         self.restore()
 
     def _hasten(self, part: str) -> None:
-        """Let no thread keep Python's lock for longer than is good for samples of this part."""
+        """Let no thread keep Python's lock for longer than is good for samples of this part, if there are any."""
+        if not self.runs:
+            return
         with self._lock:
             if self._usual_s is None:
                 self._usual_s = sys.getswitchinterval()
@@ -234,12 +238,12 @@ class LineSampler:
     ) -> None:  # fmt: skip
         """Count seconds for the calls that a thread was seen in, the innermost first; default: in `seconds`."""
         calls = _calls_of(part, seen, max(0, _n_common(seen, loop) - 1))
-        if not calls:
+        if not calls and part == STEP:
             return
-        stack = Stack(part, calls, loader)
+        stack = Stack(part, calls, loader)  # without calls: what makes batches of the samples that others make
         if stack not in self._known:
             if len(self._known) >= _MOST_STACKS:
-                stack = Stack(part, (line_of(stack)[1:],), loader)
+                stack = Stack(part, (line_of(stack)[1:4],), loader)
             self._known.setdefault(stack, len(self._known))
         (self.seconds if counts is None else counts)[stack] += seconds
 
@@ -469,16 +473,32 @@ def line_of(stack: Stack) -> Line:
     """
     own = max((n for n, (_, path, _) in enumerate(stack.calls) if is_own(path)), default=None)
     calls = [(name, path) for name, path, _ in stack.calls[own or 0 :] if path]
+    if not calls:
+        return Line(stack.part, "", "", 0)
     of_users = [
         (name, path) for name, path in calls[1:]
         if "<locals>" not in name and not name.rpartition(".")[2].startswith("_")
     ]  # fmt: skip
     if own is None:
         of_users = [each for each in of_users if _package_of(each[1]) != _package_of(calls[0][1])] or of_users
-    name = _function_of(next(iter(of_users), calls[0])[0])
+    name, path = next(iter(of_users), calls[0])
+    name = _function_of(name)
     called = ".".join(name.split(".")[-2:]) if name.endswith((".forward", ".__call__")) else name.rpartition(".")[2]
     transform = next((name for name, path, _ in reversed(stack.calls) if not path), "")
-    return Line(stack.part, transform or called, *stack.calls[own or 0][1:])
+    kind = "transform" if transform else _kind_of_call(called, short_path(path))
+    return Line(stack.part, transform or called, *stack.calls[own or 0][1:], kind)
+
+
+# Functions that decode, and packages of which they are; Pillow decodes on first use, as in `convert`.
+_DECODERS = {"open", "load", "convert", "pil_loader", "imread", "imdecode", "read_image", "decode_image", "decode_jpeg"}
+_DECODING = ("PIL/", "cv2/", "torchvision/", "imageio/", "skimage/", "torchcodec/", "turbojpeg")
+_TRANSFORMING = ("torchvision/transforms/", "albumentations/", "kornia/")
+
+
+def _kind_of_call(name: str, path: str) -> str:
+    if name in _DECODERS and path.startswith(_DECODING):
+        return "decoding"
+    return "transform" if path.startswith(_TRANSFORMING) else ""
 
 
 def _package_of(path: str) -> str:

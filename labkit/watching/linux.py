@@ -315,7 +315,8 @@ class Memory:
         if self.n_more_workers is not None and tells_room:
             more = self.n_more_workers // n_sharing
             each = f" in each of {n_sharing} processes" * (n_sharing > 1)
-            told += f"; room for {more or 'no'} more workers{each}" if more < _MANY else "; RAM is not short"
+            workers = "worker" if more == 1 else "workers"
+            told += f"; room for {more or 'no'} more {workers}{each}" if more < _MANY else "; RAM is not short"
         growth = self.worker_growth_bytes or 0.0
         if growth > _GROWS * self.worker_private_bytes:
             told += f"; a worker grows by {_size(growth)} a minute"

@@ -20,7 +20,7 @@ from typing import Any
 from labkit.measure.usage import children
 from labkit.util.files import write_atomic
 from labkit.util.process import number_in_environment
-from labkit.watching.advice import MIN_SHARE, advise
+from labkit.watching.advice import MIN_SHARE, advise, slowest_line
 from labkit.watching.linux import read_text, state_of
 from labkit.watching.loaders import LoaderTraits, rounded
 from labkit.watching.report import WatchReport
@@ -137,11 +137,14 @@ def _beside(report: WatchReport, every: Sequence[WatchReport]) -> WatchReport:
         by_others += together * max(0.0, (run.cpu_share or 0.0) - run.others_share)
         n_sharing += together > 0.5 and bool(run.affinity & report.affinity)  # else one ran after the other
     resources, advice = replace(report.resources, n_sharing=n_sharing), report.recommendations
-    if n_sharing > 1:  # a process that another one starts does not know how many share its cores
+    if (
+        n_sharing > 1 and not report.is_sampled
+    ):  # a process that another one starts does not know how many share its cores
         names = {each.name for each in fields(LoaderTraits)}
         traits = LoaderTraits(**{name: value for name, value in report.settings.items() if name in names})
         most_workers = resources.most_workers(report.shares, report.others_share)
-        advice = advise(report.costs, traits, report.in_line_s, n_sharing, most_workers)
+        slowest = slowest_line(report.tables.get("lines", []))
+        advice = advise(report.costs, traits, report.in_line_s, n_sharing, most_workers, slowest)
     others_share = max(0.0, report.others_share - by_others)
     return replace(report, others_share=others_share, resources=resources, recommendations=advice)
 

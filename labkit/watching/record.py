@@ -247,10 +247,10 @@ class Record:
         with suppress(Exception):  # the training goes on, whatever its code looks like
             self.loop.stepped(is_step=is_step)
             if self.loop.thread == thread:
+                self._start_sampling()
                 if making.lines.looks.get(self.loop.look) != thread:
                     making.lines.look_at(thread, self.loop.look)
                     self._undo.callback(making.lines.look_no_more, self.loop.look)
-                self._start_sampling()
         if self.loop.thread == thread:
             self.control.looped(self.loop)
 

@@ -18,10 +18,9 @@ from typing import Any
 from labkit.util.arguments import REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
-from labkit.watching.accounts import describe_pace
+from labkit.watching.accounts import LEAST_S, describe_pace
 from labkit.watching.advice import (
     CAUSES,
-    DECODING,
     MIN_SHARE,
     NO_STEP,
     SHORT_NAMES,
@@ -184,11 +183,17 @@ class WatchReport:
     @property
     def spare(self) -> str:
         """What workers could give beyond what a training that does not wait for data takes; empty: unknown, or none."""
-        num_workers, making_s = self.settings.get("num_workers") or 0, self.costs.making
+        num_workers, making_s, together_s = (
+            self.settings.get("num_workers") or 0,
+            self.costs.making,
+            self.costs.together,
+        )
         if not num_workers or not making_s or 1 - self.shares["compute"] >= MIN_SHARE:
             return ""
-        factor = num_workers * self.costs.together / making_s
-        enough = math.ceil((1 + MIN_SHARE) * making_s / self.costs.together)
+        cores = self.resources.usable_cores / self.resources.n_sharing - self.costs.step_cpu / together_s
+        making_cpu_s = max(LEAST_S, making_s * (1 - self.costs.waiting))
+        factor = together_s * min(num_workers / making_s, cores / making_cpu_s)
+        enough = math.ceil((1 + MIN_SHARE) * making_s / together_s)
         fewer = f": {enough} of {num_workers} workers would do" * (enough < num_workers)
         return f"the loader could feed {factor:.1f} times this rate{fewer}" * (factor >= 1 + MIN_SHARE)
 
@@ -356,7 +361,7 @@ def summarize_report(report: WatchReport) -> list[str]:
         *_under("because", _reasons(report)),
         ("headroom", report.spare),
         *_code(report),
-        ("slow files", report.slow),
+        ("slow files", report.slow * _waits_for_making(report)),
         ("change first", _change(report)),
         ("memory", report.memory_words),
         *_under("machine", report.warnings),
@@ -380,20 +385,29 @@ def format_row(label: str, text: str) -> str:
 
 
 def _waiting(report: WatchReport) -> str:
-    share = 1 - report.shares["compute"]
-    if share < MIN_SHARE:
-        return f"{share:.0%} of the run: training is not slowed down by its loader"
+    share = max(0.0, 1 - report.shares["compute"])
+    of_run = f"{share:.0%} of the run"
     if report.has_few_batches:
-        return f"{share:.0%} of the run, so far"
+        return f"{of_run}, so far: advice needs {FEW} steps"
+    if report.is_sampled and not share:
+        return f"{of_run}, as far as can be seen: a batch may be made within the step"
+    if share < MIN_SHARE:
+        return f"{of_run}: the loader keeps up"
     if report.ceiling > NO_STEP:
-        return f"{share:.0%} of the run: the step is hardly anything beside it"
-    within = "" if math.isnan(report.ceiling_low) else f" [{report.ceiling_low:.2g}, {report.ceiling_high:.2g}]"
-    times = f"{report.ceiling:.2g} times{within}"
+        return f"{of_run}: the step is hardly anything beside it"
+    low, high = report.ceiling_low, report.ceiling_high
+    within = "" if math.isnan(low) else f" [{_factor(low)}, {_factor(high)}]"
+    times = f"{_factor(report.ceiling)} times{within}"
     if report.is_bound:
-        times = f"at least {report.least_ceiling:.2g} times"
+        times = f"at least {_factor(report.least_ceiling)} times"
         if report.least_ceiling < 1 + MIN_SHARE:
-            return f"{share:.0%} of the run; what that costs, more steps would tell"
-    return f"{share:.0%} of the run; without waiting, {times} as fast"
+            return f"{of_run}; what that costs, more steps would tell"
+    return f"{of_run}; without waiting, {times} as fast"
+
+
+def _factor(value: float) -> str:
+    """`1.09`, `2.7`, `123`."""
+    return f"{value:.2f}" if value < 1.95 else f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def _reasons(report: WatchReport) -> list[str]:
@@ -407,19 +421,25 @@ def _reasons(report: WatchReport) -> list[str]:
     return told + [f"{rest:.0%} of the run: other reasons"] * (rest >= 0.01)
 
 
+def _waits_for_making(report: WatchReport) -> bool:
+    """Whether it pays to make batches faster: not where training waits for new workers, or for copies."""
+    return report.shares["fetch"] + report.shares["prepare"] >= MIN_SHARE
+
+
 def _code(report: WatchReport) -> Iterator[tuple[str, str]]:
-    """The slowest lines of what training waits for; of the step where it does not wait."""
-    waits = 1 - report.shares["compute"] >= MIN_SHARE
-    rows = report.lines_of(MAKING if waits else STEP)[:_LINES_SHOWN]
-    if not rows:
+    """The slowest lines of making batches where training waits for that, and of the step where it never waits."""
+    if _waits_for_making(report):
+        part, head = MAKING, ("slow lines", "as shares of the time to make a batch:")
+    elif 1 - report.shares["compute"] < MIN_SHARE:
+        part, head = STEP, ("the step", "its slowest lines:")
+    else:
+        return
+    if not (rows := report.lines_of(part)[:_LINES_SHOWN]):
         return
     shown = [row for row in rows if row["share"] >= _LEAST_OF_LINES] or rows[:1]
-    names = [row["what"] + " (decoding)" * (waits and row["what"] in DECODING) for row in shown]
+    names = [row["what"] + " (decoding)" * (row["kind"] == "decoding") for row in shown]
     width = max(map(len, names))
-    yield (
-        "slow lines" if waits else "the step",
-        "as shares of the time to make a batch:" if waits else "its slowest lines:",
-    )
+    yield head
     for row, name in zip(shown, names, strict=True):
         yield "", f"{row['share']:4.0%}  {name:<{width}}  {short_path(row['path'])}:{row['number']}"
 
@@ -428,8 +448,10 @@ def _change(report: WatchReport) -> str:
     change = report.recommendation
     if report.has_few_batches:
         return ""
-    gain = f" This alone: up to {change.speedup:.2g} times as fast." * (change.speedup > 1)
-    return f"{change.action}.{gain}" + f" See notebooks/{change.notebook}.ipynb." * bool(change.notebook)
+    waits = 1 - report.shares["compute"] >= MIN_SHARE
+    why = f" ({change.why})" * (waits and change.rung == "none")
+    gain = f" This alone: up to {_factor(change.speedup)} times as fast." * (change.speedup >= 1 + MIN_SHARE)
+    return f"{change.action}{why}.{gain}" + f" See notebooks/{change.notebook}.ipynb." * bool(change.notebook)
 
 
 def _ranks(report: WatchReport) -> tuple[str, list[str]]:
@@ -442,12 +464,12 @@ def _ranks(report: WatchReport) -> tuple[str, list[str]]:
     shown = waits if len(rows) <= _RANKS_SHOWN else [min(waits), max(waits)]
     told = ", ".join(f"{share:.0%} of {kind} {name}" for share, name in shown)
     told += f" (the least and the most of {len(rows)})" * (len(shown) < len(rows))
-    return f"{kind}s", [f"waiting takes {told}"]
+    return {"process": "processes"}.get(kind, f"{kind}s"), [f"waiting takes {told}"]
 
 
 def _time(seconds: float) -> str:
     """`50.4 ms`, `9.84 s`, `10 min 4 s`, `2 h 5 min`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"

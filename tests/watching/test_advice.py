@@ -220,3 +220,72 @@ class TestTheOrder:
     def test_is_no_matter_where_training_does_not_wait(self):
         [none] = advice.advise(costs_of(), LoaderTraits(num_workers=2), 5.0)
         assert none.rung == "none"
+
+
+class TestTheSlowestLine:
+    def line(self, **known):
+        return advice.SlowLine(**{"what": "convert", "place": "data.py:18", "share": 0.5, "kind": "decoding"} | known)
+
+    def advise(self, line, num_workers=2, **costs):
+        return advice.advise(costs_of(**costs), LoaderTraits(num_workers=num_workers), slowest=line)
+
+    @pytest.mark.parametrize(
+        ("line", "action", "notebook"),
+        [
+            ({}, "Spend less on decoding in convert (data.py:18): lk.BatchLoader decodes", "11_resize_once"),
+            (
+                {"what": "ColorJitter", "kind": "transform"},
+                "Spend less on ColorJitter (data.py:18): crop before it", "06_kornia_gpu",
+            ),
+            ({"what": "blur", "kind": "transform", "place": ""}, "Spend less on blur: crop", "06_kornia_gpu"),
+            ({"what": "read", "kind": ""}, "Spend less on read (data.py:18): where it decodes,", "11_resize_once"),
+        ],
+    )  # fmt: skip
+    def test_is_named_where_each_sample_is_to_cost_less(self, cores, line, action, notebook):
+        cores(2)
+        [found] = self.advise(self.line(**line), prepare=3.0, together=4.0)
+        assert found.action.startswith(action)
+        assert found.notebook == notebook
+
+    @pytest.mark.parametrize(
+        ("num_workers", "share", "costs", "speedup"),
+        [
+            (2, 0.5, {"prepare": 3.0, "together": 4.0}, 2.0),  # workers make a batch in 2 s in place of 4
+            (2, 0.5, {"prepare": 1.0, "together": 4.0}, 4 / 3),  # which may be faster than the step
+            (2, 1.0, {"prepare": 3.0, "fetch": 0.1, "together": 4.0}, 4 / 0.9),  # it reads, too
+            (2, 0.1, {"prepare": 0.5, "start": 3.0, "together": 4.0}, 4 / 3.9),  # the start stays
+            (None, 0.5, {"prepare": 3.0, "together": 4.0}, 4 / 2.5),  # one after the other
+        ],
+    )
+    def test_gains_no_more_than_its_own_time(self, cores, num_workers, share, costs, speedup):
+        cores(2)
+        step = costs["together"] - sum(value for name, value in costs.items() if name != "together")
+        every = self.advise(self.line(share=share), num_workers, step=step, **costs)
+        [found] = [each for each in every if "convert" in each.action]
+        assert found.speedup == pytest.approx(speedup)
+
+    def test_is_not_named_where_it_may_be_what_waits_for_storage(self, cores):
+        cores(2)
+        found = self.advise(self.line(kind=""), prepare=2.0, fetch=1.0, together=4.0)
+        assert not [each for each in found if "data.py" in each.action]
+
+    def test_leaves_the_largest_gain_first(self, cores):
+        cores(2)
+        found = self.advise(self.line(share=0.12), prepare=0.45, fetch=0.35, step=0.2, together=1.0)
+        assert [each.rung for each in found] == ["storage", "decoding"]
+        assert found[0].speedup > found[1].speedup
+
+    def test_is_one_of_the_script_or_of_a_known_kind(self):
+        row = {"part": "making a batch", "share": 0.5, "what": "f", "path": __file__, "number": 3, "kind": ""}
+        assert advice.slowest_line([row]).place.endswith("test_advice.py:3")
+        assert advice.slowest_line([row | {"path": torch.__file__}]) is None
+        assert advice.slowest_line([row | {"path": torch.__file__, "kind": "decoding"}]).place == ""
+        assert advice.slowest_line([row | {"part": "the step"}]) is None
+        assert advice.slowest_line([]) is None
+
+
+def test_another_order_makes_no_worker_faster():
+    costs = costs_of(prepare=3.5, step=0.5, together=4.0, making=7.0)
+    found = advice.advise(costs, LoaderTraits(num_workers=2), in_line_s=3.0)
+    [order] = [each for each in found if each.rung == "order"]
+    assert order.speedup == pytest.approx(4.0 / 3.5)

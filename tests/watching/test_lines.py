@@ -114,7 +114,9 @@ class TestALine:
         fetch = torch.utils.data._utils.fetch
         code = compile("look()", fetch.__file__, "exec")
         exec(code, {"look": look})  # noqa: S102
-        assert not sampled()
+        assert [line.what for line in sampled()] == [""]
+        table = lines_table({**sampled(), Line(MAKING, "a", "b.py", 1): 1.0})
+        assert [(row["what"], row["share"]) for row in table] == [("a", 0.5)], "its time is a part of the making"
 
     @pytest.mark.parametrize("installed", [True, False])
     def test_is_no_line_of_a_package_that_pip_has_put_elsewhere(self, sampled, tmp_path, monkeypatch, installed):
@@ -142,7 +144,7 @@ class TestALine:
             ("load", pillow, 1),
         )
         line = line_of(Stack(MAKING, calls))
-        assert line == Line(MAKING, "load", f"{datasets}a.py", 7)
+        assert line == Line(MAKING, "load", f"{datasets}a.py", 7, "decoding")
         assert short_path(line.path) == f"datasets{os.sep}a.py"
 
 
@@ -365,8 +367,12 @@ class TestASampler:
             sampler.forked()
         assert sys.getswitchinterval() == pytest.approx(usual_s)
 
-    def test_keeps_it_short_while_a_thread_is_looked_at(self):
+    def test_keeps_it_short_while_a_thread_is_looked_at(self, request):
         sampler, usual_s, look = LineSampler(), sys.getswitchinterval(), lambda calls, seconds: None
+        sampler.look_at(threading.get_ident(), look)
+        assert sys.getswitchinterval() == pytest.approx(usual_s), "nothing is sampled"
+        sampler.start()
+        request.addfinalizer(sampler.stop)
         sampler.look_at(threading.get_ident(), look)
         shorter_s = sys.getswitchinterval()
         assert shorter_s < usual_s / 100

@@ -16,12 +16,12 @@ from tests.watching.trained import watched_while
 WAITS = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
 WORKS = {"compute": 0.99, "fetch": 0.0, "prepare": 0.01, "copy": 0.0, "hand-over": 0.0, "start": 0.0}
 LINES = [
-    {"part": part, "share": share, "what": what, "path": path, "number": number}
-    for part, share, what, path, number in (
-        (MAKING, 0.62, "ColorJitter", "train.py", 41),
-        (MAKING, 0.30, "convert", "data.py", 18),
-        (MAKING, 0.04, "open", "data.py", 17),
-        (STEP, 0.80, "backward", "train.py", 50),
+    {"part": part, "share": share, "what": what, "path": path, "number": number, "kind": kind}
+    for part, share, what, path, number, kind in (
+        (MAKING, 0.62, "ColorJitter", "train.py", 41, "transform"),
+        (MAKING, 0.30, "convert", "data.py", 18, "decoding"),
+        (MAKING, 0.04, "open", "data.py", 17, "decoding"),
+        (STEP, 0.80, "backward", "train.py", 50, ""),
     )
 ]
 
@@ -65,7 +65,7 @@ def test_says_how_many_steps_took_how_long(report):
 def test_each_reason_has_its_share_of_the_time_and_they_are_all_of_the_waiting(report):
     rows = rows_of(report)
     assert rows["waiting for data"] == [
-        "70% of the run; without waiting, 2 times [1.5, 2.5] as fast",
+        "70% of the run; without waiting, 2.0 times [1.50, 2.5] as fast",
     ]
     reasons = rows["because"]
     assert reasons[0] == "40% of the run: waiting for batches to be decoded and augmented"
@@ -82,10 +82,11 @@ def test_no_reason_is_told_of_a_loader_of_which_nothing_is_known(report):
 @pytest.mark.parametrize(
     ("ceiling", "words"),
     [
-        ({"is_bound": True}, "without waiting, at least 1.5 times as fast"),
+        ({"is_bound": True}, "without waiting, at least 1.50 times as fast"),
         ({"is_bound": True, "ceiling_low": 0.7}, "what that costs, more steps would tell"),
         ({"ceiling": 2000.0}, "the step is hardly anything beside it"),
-        ({"n_batches": 3}, "so far"),
+        ({"n_batches": 3}, "so far: advice needs 20 steps"),
+        ({"ceiling": 123.4, "ceiling_low": 54.0, "ceiling_high": 210.0}, "123 times [54, 210] as fast"),
     ],
 )
 def test_a_ceiling_is_told_as_far_as_it_is_known(report, ceiling, words):
@@ -107,7 +108,7 @@ def test_a_training_that_does_not_wait_reads_so_first_and_what_there_is_to_spare
     settings = {**report.settings, "num_workers": 8}
     costs = replace(report.costs, together=0.1, making=0.35)
     lines = repr(replace(report, shares=WORKS, settings=settings, costs=costs)).splitlines()
-    assert lines[1] == "  waiting for data  1% of the run: training is not slowed down by its loader"
+    assert lines[1] == "  waiting for data  1% of the run: the loader keeps up"
     assert lines[2] == "  headroom          the loader could feed 2.3 times this rate: 4 of 8 workers would do"
 
 
@@ -115,8 +116,31 @@ def test_what_to_change_first_has_its_gain_and_its_notebook(report):
     [change, *others] = report.recommendations
     change = replace(change, action="Do this", speedup=1.84, notebook="03_persistent_workers")
     told = text_of(replace(report, recommendations=[change, *others]), "change first")
-    assert told == "Do this. This alone: up to 1.8 times as fast. See notebooks/03_persistent_workers.ipynb."
+    assert told == "Do this. This alone: up to 1.84 times as fast. See notebooks/03_persistent_workers.ipynb."
     assert "change first" not in rows_of(replace(report, n_batches=3))
+
+
+def test_a_loader_that_is_left_as_it_is_has_its_reason_and_small_gains_are_not_told(report):
+    [change, *_] = report.recommendations
+    nothing = replace(change, rung="none", action="Leave it", why="65% is the start", speedup=1.0, notebook="")
+    assert text_of(replace(report, recommendations=[nothing]), "change first") == "Leave it (65% is the start)."
+    assert text_of(replace(report, shares=WORKS, recommendations=[nothing]), "change first") == "Leave it."
+    small = replace(change, action="Do this", speedup=1.03, notebook="")
+    assert text_of(replace(report, recommendations=[small]), "change first") == "Do this."
+
+
+def test_slow_lines_and_files_are_told_where_faster_batches_would_help(report):
+    starts = dict.fromkeys(WAITS, 0.0) | {"compute": 0.1, "start": 0.9}
+    rows = rows_of(replace(report, shares=starts, slow="1 of 9 samples ..."))
+    assert {"slow lines", "slow files", "the step"}.isdisjoint(rows)
+    assert "slow files" in rows_of(replace(report, slow="1 of 9 samples ..."))
+
+
+def test_a_loop_that_is_never_seen_to_wait_may_make_its_batches_within_the_step(report):
+    told = text_of(
+        replace(report, shares=WORKS | {"compute": 1.0, "prepare": 0.0}, is_sampled=True), "waiting for data"
+    )
+    assert told == "0% of the run, as far as can be seen: a batch may be made within the step"
 
 
 def test_memory_scarce_resources_and_notes_have_a_row_each(report):
@@ -132,6 +156,8 @@ def test_memory_scarce_resources_and_notes_have_a_row_each(report):
 def test_many_ranks_are_told_by_the_least_and_the_most(report, n_ranks):
     ranks = [{"rank": rank, **WAITS, "compute": 0.3 + rank / 1000} for rank in range(n_ranks)]
     told = text_of(replace(report, tables={**report.tables, "ranks": ranks}), "ranks")
+    processes = [{"process": "SpawnProcess-1", **WAITS}]
+    assert "processes" in rows_of(replace(report, tables={**report.tables, "ranks": processes}))
     expected = "70% of rank 0, 70% of rank 1"
     if n_ranks == 100:
         expected = "60% of rank 99, 70% of rank 0 (the least and the most of 100)"
