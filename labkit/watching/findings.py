@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from labkit.measure.intervals import speedup_interval
 from labkit.watching.accounts import LEAST_S, Accounts, TimeSpans, costs_of, figures_of, waiting_share
-from labkit.watching.advice import MIN_SHARE, Costs, advise, advise_on_loop, slowest_line
+from labkit.watching.advice import Costs, advise, advise_on_loop, slowest_line
 from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
 from labkit.watching.loaders import REPLAY, Epoch
 from labkit.watching.record import Record
@@ -174,6 +174,7 @@ def lines_table(seconds: Mapping[Line, float]) -> list[dict[str, Any]]:
 
 _N_SLOWEST = 20
 _SLOW, _OF_SLOWEST = 3.0, 0.1  # a slow sample: so many times the median, and so much of the slowest one
+_LEAST_OF_SLOW = 0.1  # of the making, by all slow samples: large files take longer than small ones in any data set
 
 
 def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]) -> tuple[list[dict[str, Any]], str]:
@@ -204,7 +205,7 @@ def slow_samples(seconds: list[tuple[Any, float]], name_of: Callable[[Any], str]
     n_slow = sum(each_s > least_s for each_s in usual_s)
     slow_s, slow = sum(sum(times) for _, times in known[:n_slow]), ""
     share = slow_s / all_s
-    if share >= MIN_SHARE and slow_s >= _LEAST_TOLD_S:
+    if share >= _LEAST_OF_SLOW and slow_s >= _LEAST_TOLD_S:
         told = ", ".join(map(_told_sample, rows[: min(n_slow, 3)]))
         take = "takes" if n_slow == 1 else "take"
         slow = f"{n_slow} of {len(known)} samples {take} {share:.0%} of the time in which samples are made: {told}; "
