@@ -143,7 +143,7 @@ class TestCommands:
         result = invoke(main, ["diagnose", name, "--batches", "2", "--rounds", "1", "--limit", "1"])
         sys.modules.pop("train", None)
         assert result.exit_code == 0, result.output
-        assert re.search(r"^  waiting for data  \d+% of the time", result.output, re.M)
+        assert re.search(r"^  waiting for data  \d+% of the run", result.output, re.M)
 
     @pytest.mark.exhaustive
     def test_watch_reports_on_the_script_of_the_readme(self, place):
