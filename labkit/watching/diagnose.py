@@ -118,7 +118,7 @@ def diagnose(
     >>> loader = lk.BatchLoader("photos", size=64, batch_size=4)
     >>> found = lk.diagnose(loader, lambda batch: batch[0].float().sum(), batches=4, limit_s=5)
     >>> print(found)  # doctest: +SKIP
-    labkit diagnose: 12 steps in 218 ms on the CPU, without the first ones of each epoch
+    labkit diagnose: 12 steps in 218 ms on the CPU, warm-up excluded
       waiting for data  71% of the run; without waiting, 3.4 times [3.1, 3.8] as fast
       ...
 

@@ -316,7 +316,7 @@ class Memory:
             more = self.n_more_workers // n_sharing
             each = f" in each of {n_sharing} processes" * (n_sharing > 1)
             workers = "worker" if more == 1 else "workers"
-            told += f"; room for {more or 'no'} more {workers}{each}" if more < _MANY else "; RAM is not short"
+            told += f"; room for {more or 'no'} more {workers}{each}" if more < _MANY else "; plenty of RAM is left"
         growth = self.worker_growth_bytes or 0.0
         if growth > _GROWS * self.worker_private_bytes:
             told += f"; a worker grows by {_size(growth)} a minute"

@@ -370,7 +370,7 @@ def summarize_report(report: WatchReport) -> list[str]:
     ]
     shown = [format_row(label, text) for label, text in rows if text]
     took = _time(report.n_batches * report.costs.together)
-    return [f"{report.title}: {steps} in {took}{device}, without the first ones of each epoch", *shown]
+    return [f"{report.title}: {steps} in {took}{device}, warm-up excluded", *shown]
 
 
 def _under(label: str, texts: list[str]) -> list[tuple[str, str]]:

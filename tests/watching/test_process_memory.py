@@ -69,7 +69,7 @@ KNOWN = Memory(2 * GB, 8, int(1.4 * GB), GB, None, 20 * GB)
             Memory(2 * GB, 8, GB, GB, 25e6, 10 * GB), {},
             "room for 10 more workers; a worker grows by 25 MB a minute, so that nothing is left after 50 min",
         ),
-        (Memory(2 * GB, 8, 10**7, GB, 0.0, 10 * GB), {}, "10 MB in each of 8 workers; RAM is not short"),
+        (Memory(2 * GB, 8, 10**7, GB, 0.0, 10 * GB), {}, "10 MB in each of 8 workers; plenty of RAM is left"),
         (Memory(2 * GB, 8, GB, GB, 5e6, 10 * GB), {}, "room for 10 more workers"),
     ],
 )  # fmt: skip

@@ -59,7 +59,7 @@ def test_says_how_many_steps_took_how_long(report):
     for seconds, told in ((0.0504, "50.4 ms"), (9.84, "9.84 s"), (604, "10 min 4 s"), (7500, "2 h 5 min")):
         costs = replace(report.costs, together=seconds / 1200)
         found = repr(replace(report, n_batches=1200, costs=costs)).splitlines()
-        assert found[0] == f"labkit watch: 1,200 steps in {told} on the CPU, without the first ones of each epoch"
+        assert found[0] == f"labkit watch: 1,200 steps in {told} on the CPU, warm-up excluded"
 
 
 def test_each_reason_has_its_share_of_the_time_and_they_are_all_of_the_waiting(report):
