@@ -125,7 +125,7 @@ def run(work, walk, seconds):
     """In a process of its own: work for some seconds."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(_HANGS_S, exit=True)
-    sys.setswitchinterval(2e-5)
+    sys.setswitchinterval(5e-6)
     gc.set_threshold(200, 5, 5)
     threading.Thread(target=look, args=(walk, threading.get_ident()), daemon=True).start()
     end = time.monotonic() + seconds
