@@ -90,8 +90,9 @@ def draw_costs(parts_s: Mapping[str, float], together_s: float, *, ceiling: str,
         share = seconds / together_s
         boxes.append(Box(name, end_s, end_s + seconds, f"{share:.0%}" * (share > _LEAST_SHOWN)))
         end_s += seconds
-    rows = {"training": boxes, "if data were free": [Box(step, 0.0, parts_s[step])]}
-    return _draw_rows(rows, [*parts_s], title=f"ceiling: {ceiling}", label="seconds per batch", words=words)
+    rows = {"training": boxes, "without waiting": [Box(step, 0.0, parts_s[step])]}
+    title = f"without waiting: {ceiling} as fast"
+    return _draw_rows(rows, [*parts_s], title=title, label="seconds per batch", words=words)
 
 
 def _draw_timeline(spans: Rows, n_batches: int = 12) -> str:

@@ -245,11 +245,11 @@ class WatchReport:
 
     def _describe_ceiling(self) -> str:
         if self.ceiling > NO_STEP:
-            return f"Were data free, hardly anything would be left: the step is less than 1/{NO_STEP} of the time."
+            return f"Without waiting, hardly anything would be left: the step is less than 1/{NO_STEP} of the time."
         within = "" if math.isnan(self.ceiling_low) else f" [{self.ceiling_low:.2f}, {self.ceiling_high:.2f}]"
-        words = f"Were data free, it would be {self.ceiling:.2f}x{within} as fast"
+        words = f"Without waiting, it would be {self.ceiling:.2f}x{within} as fast"
         if self.is_bound:
-            words = f"Were data free, it would be at least {self.least_ceiling:.2f}x as fast"
+            words = f"Without waiting, it would be at least {self.least_ceiling:.2f}x as fast"
             words += f" (as it was seen, {self.ceiling:.2f}x{within})" if within else ""
         if self.cpu_share is not None:
             words += f"; the cores were busy {self.cpu_share:.0%} of the time"

@@ -270,11 +270,11 @@ class TestTheReport:
     )
     def test_says_at_least_with_the_lower_end_of_the_interval(self, report, interval, is_bound, words):
         assert report.is_bound  # nothing was replayed
-        assert report.sentences[1].startswith("Were data free, it would be at least ")
+        assert report.sentences[1].startswith("Without waiting, it would be at least ")
         low, high = interval
         unknown = {"cpu_share": None, "gpu_utilization": None}
         found = replace(report, ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound, **unknown)
-        assert found.sentences[1] == f"Were data free, it would be {words}."
+        assert found.sentences[1] == f"Without waiting, it would be {words}."
         assert words.partition("x")[0] in "".join(drawing(found._repr_html_()).itertext())
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
@@ -312,7 +312,7 @@ class TestTheReport:
         costs = [report.costs.step, *report.costs.lost_s.values()]
         assert own == pytest.approx([sum(own) / sum(costs) * cost for cost in costs], abs=0.05)
         assert free == own[:1]
-        assert {"training", "if data were free", *SHORT_NAMES.values()} <= set(drawn.itertext())
+        assert {"training", "without waiting", *SHORT_NAMES.values()} <= set(drawn.itertext())
         assert "Use &lt;2&gt; workers" in page
 
     def test_can_be_made_of_a_step_that_copies_fill_whole(self):
