@@ -183,11 +183,8 @@ class WatchReport:
     @property
     def spare(self) -> str:
         """What workers could give beyond what a training that does not wait for data takes; empty: unknown, or none."""
-        num_workers, making_s, together_s = (
-            self.settings.get("num_workers") or 0,
-            self.costs.making,
-            self.costs.together,
-        )
+        num_workers, making_s = self.settings.get("num_workers") or 0, self.costs.making
+        together_s = self.costs.together
         if not num_workers or not making_s or 1 - self.shares["compute"] >= MIN_SHARE:
             return ""
         cores = self.resources.usable_cores / self.resources.n_sharing - self.costs.step_cpu / together_s
