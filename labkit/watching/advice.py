@@ -177,7 +177,8 @@ def advise(
     if slowest is not None:
         best = [_naming(change, slowest, costs, traits) for change in best]
     if traits.in_order and found and in_line_s >= MIN_SHARE * costs.together:
-        best.append(_advise_order(costs, in_line_s, traits.num_workers or 1))
+        order = _advise_order(costs, in_line_s, traits.num_workers or 1)
+        best += [order] * (order.speedup >= 1 + MIN_SHARE)
     return sorted(best, key=lambda change: -change.speedup)
 
 

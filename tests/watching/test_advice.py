@@ -289,3 +289,5 @@ def test_another_order_makes_no_worker_faster():
     found = advice.advise(costs, LoaderTraits(num_workers=2), in_line_s=3.0)
     [order] = [each for each in found if each.rung == "order"]
     assert order.speedup == pytest.approx(4.0 / 3.5)
+    busy = replace(costs, making=8.0)  # its two workers never rest
+    assert "order" not in [each.rung for each in advice.advise(busy, LoaderTraits(num_workers=2), in_line_s=3.0)]
