@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import NamedTuple
@@ -197,6 +197,84 @@ def has_all_scans(data: bytes) -> bool:
     return not any(missing.values())
 
 
+# Whole markers, as `head_of` reads them: it meets every photo, and takes 2 us of Python for one.
+APP11, _APP1_WHOLE, _SOF0, _SOF1, _DRI, _SOS = 0xFFEB, 0xFFE1, 0xFFC0, 0xFFC1, 0xFFDD, 0xFFDA
+_SKIPPED = frozenset([0xFFC4, *range(0xFFDB, 0xFFFF)]) - {_APP1_WHOLE, _DRI}  # DHT, and DQT to COM
+TILE_TABLE = b"labkit tiles\0"  # with which the segments of a tiled JPEG's table begin
+SEGMENT, SIDES = struct.Struct(">HH"), struct.Struct(">HH")  # marker and length; height and width
+
+
+class Head(NamedTuple):
+    """What stands before the scan of a sequential JPEG.
+
+    height, width: Pixels of the photo, as stored.
+    mcu_height, mcu_width: Pixels of an MCU.
+    restart_interval: MCUs between two markers; 0 without any.
+    data: All bytes before the scan, without the table.
+    sides_at: Offset of height and width in them.
+    table: Lengths of the pieces, two bytes each; empty without any.
+    end: Offset of the scan in the file.
+    may_be_turned: Whether a segment is there that may state an orientation.
+    """
+
+    height: int
+    width: int
+    mcu_height: int
+    mcu_width: int
+    restart_interval: int
+    data: bytes
+    sides_at: int
+    table: bytes
+    end: int
+    may_be_turned: bool
+
+
+def head_of(data: bytes) -> Head | None:
+    """The head of a JPEG that can be tiled: 8 bits a sample, one or three components, Huffman codes, a single scan."""
+    header_at = restart_interval = table_at = 0
+    table, may_be_turned = b"", False
+    at, read = 2, SEGMENT.unpack_from
+    try:
+        marker, length = read(data, at)
+        while marker != _SOS:
+            if marker == APP11 and data.startswith(TILE_TABLE, at + 4):
+                table_at, table = table_at or at, table + data[at + 4 + len(TILE_TABLE) : at + 2 + length]
+            else:
+                table_at, table = 0, b""  # it stands right in front of the scan
+                if marker in (_SOF0, _SOF1) and not header_at:
+                    header_at = at
+                elif marker == _DRI:
+                    restart_interval = data[at + 4] << 8 | data[at + 5]
+                elif marker == _APP1_WHOLE:
+                    may_be_turned = True
+                elif marker not in _SKIPPED:
+                    return None
+            at += 2 + length
+            marker, length = read(data, at)
+        n_components = data[header_at + 9]
+        if not header_at or data[:2] != START_OF_IMAGE or data[header_at + 4] != 8 or data[at + 4] != n_components:
+            return None
+        height, width = SIDES.unpack_from(data, header_at + 5)
+        mcu = mcu_of(data[header_at + 10 : header_at + 10 + 3 * n_components])
+    except (struct.error, IndexError):
+        return None
+    if mcu is None or not height or not width:
+        return None
+    end = at + 2 + length
+    without_table = data[: table_at or at] + data[at:end]
+    return Head(height, width, *mcu, restart_interval, without_table, header_at + 5, table, end, may_be_turned)
+
+
+@lru_cache(maxsize=64)
+def mcu_of(components: bytes) -> tuple[int, int] | None:
+    """Height and width of an MCU, in pixels, from the components of a header."""
+    if len(components) == 3:
+        return 8, 8
+    factors = components[1::3] if len(components) == 9 else b""
+    sides = [max((factor & 15 for factor in factors), default=0), max((factor >> 4 for factor in factors), default=0)]
+    return (8 * sides[0], 8 * sides[1]) if all(sides) else None
+
+
 LIBRARY_VARIABLE = "LABKIT_LIBTURBOJPEG"
 REMEDY = f"{install_command('fast')}, or name a libturbojpeg of version 3 in {LIBRARY_VARIABLE}"
 
@@ -218,10 +296,10 @@ class JpegHeader(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Decoded pixels and where in them the crop lies.
+    """Decoded pixels and where in them the box lies that was asked for.
 
     pixels: uint8 (height, width, 3) RGB, valid until the decoder is used again.
-    box: top, left, height, width of the crop in these pixels; whole numbers at full size.
+    box: Top, left, height, width of the box in these pixels; whole numbers at full size.
     """
 
     pixels: np.ndarray
@@ -283,13 +361,17 @@ class RegionDecoder:
             return None
         return JpegHeader(get(handle, _HEIGHT), get(handle, _WIDTH))
 
-    def decode(self, data: bytes | bytearray, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
-        """Decode what a crop needs.
+    def decode(
+        self, data: bytes | bytearray, box: tuple[int, int, int, int], scale: int = 1, *, from_corner: bool = False
+    ) -> Part | None:
+        """Decode what a box needs.
 
         Args:
-            data: A JPEG that `header` accepted, or `labkit.data.tiles.head_of`.
-            crop: Top, left, height and width in pixels of the full image.
+            data: A JPEG that `header` accepted, or `head_of`.
+            box: Top, left, height and width in pixels of the full image.
             scale: One of `SCALES`: 2 for an image of half the height and half the width.
+            from_corner: Let the pixels begin where the image does, for whoever counts from there. Those above the box
+                and left of it are then of some earlier image, and nothing is spent on them.
 
         Returns:
             The pixels, or None if the data are damaged.
@@ -302,24 +384,25 @@ class RegionDecoder:
         subsampling = library.tj3Get(handle, _SUBSAMPLING)
         if not 0 <= subsampling < len(_BLOCK_WIDTHS):
             return None
-        block = -(-_BLOCK_WIDTHS[subsampling] // scale)
-        top, height = _expand_to_chroma(crop[0], crop[2], library.tj3Get(handle, _HEIGHT), scale)
-        left, width = _expand_to_chroma(crop[1], crop[3], library.tj3Get(handle, _WIDTH), scale)
-        width += left % block
-        left -= left % block
-        size = height * width * 3
-        if len(self._memory) < size:
-            self._allocate(size)
-        pixels = self._memory[:size].reshape(height, width, 3)
+        top, height = _expand_to_chroma(box[0], box[2], library.tj3Get(handle, _HEIGHT), scale)
+        left, width = _expand_to_chroma(box[1], box[3], library.tj3Get(handle, _WIDTH), scale)
+        width += (before := left % -(-_BLOCK_WIDTHS[subsampling] // scale))
+        left -= before
+        y, x = (0, 0) if from_corner else (top, left)  # of the first pixel
+        rows, columns = top + height - y, left + width - x
+        if len(self._memory) < rows * columns * 3:
+            self._allocate(rows * columns * 3)
+        target = self._address + ((top - y) * columns + left - x) * 3
         failed = (
             library.tj3SetScalingFactor(handle, _FRACTIONS[scale])
             or library.tj3SetCroppingRegion(handle, _Region(left, top, width, height))
-            or library.tj3Decompress8(handle, source, n_bytes, self._address, 0, _RGB)
+            or library.tj3Decompress8(handle, source, n_bytes, target, columns * 3, _RGB)
         )
         if failed:
             self._reset()
             return None
-        return Part(pixels, (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale))
+        pixels = np.ndarray((rows, columns, 3), np.uint8, self._memory)
+        return Part(pixels, (box[0] / scale - y, box[1] / scale - x, box[2] / scale, box[3] / scale))
 
 
 class WholeDecoder:
@@ -335,7 +418,9 @@ class WholeDecoder:
             return None
         return JpegHeader(height, width) if colorspace in ("RGB", "YCbCr", "Gray") else None
 
-    def decode(self, data: bytes | bytearray, crop: tuple[int, int, int, int], scale: int = 1) -> Part | None:
+    def decode(
+        self, data: bytes | bytearray, box: tuple[int, int, int, int], scale: int = 1, *, from_corner: bool = False
+    ) -> Part | None:
         """Decode the whole image; arguments and result as for `RegionDecoder.decode`."""
         data = bytes(data)
         header = self.header(data)
@@ -346,11 +431,12 @@ class WholeDecoder:
             pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
         except ValueError:
             return None
-        # The same margins as in a region, so that it makes no difference to rounding where in the photo a crop lies.
-        top, rows = _expand_to_chroma(crop[0], crop[2], header.height, scale)
-        left, columns = _expand_to_chroma(crop[1], crop[3], header.width, scale)
-        box = (crop[0] / scale - top, crop[1] / scale - left, crop[2] / scale, crop[3] / scale)
-        return Part(pixels[top : top + rows, left : left + columns], box)
+        # The same margins as in a region, so that it makes no difference to rounding where in the photo a box lies.
+        top, rows = _expand_to_chroma(box[0], box[2], header.height, scale)
+        left, columns = _expand_to_chroma(box[1], box[3], header.width, scale)
+        y, x = (0, 0) if from_corner else (top, left)
+        place = (box[0] / scale - y, box[1] / scale - x, box[2] / scale, box[3] / scale)
+        return Part(pixels[y : top + rows, x : left + columns], place)
 
 
 def open_decoder() -> RegionDecoder | WholeDecoder:
@@ -402,7 +488,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _expand_to_chroma(start: int, length: int, limit: int, scale: int) -> tuple[int, int]:
-    """First pixel and number of pixels, both scaled, that hold a crop and the pixels that its edge depends on."""
+    """First pixel and number of pixels, both scaled, that hold a box and the pixels that its edge depends on."""
     first = max(0, start // scale - CHROMA_REACH)
     end = min(-(-limit // scale), -(-(start + length) // scale) + CHROMA_REACH)
     return first, end - first

@@ -34,13 +34,20 @@ from PIL import Image
 
 from labkit.data.decode import decode, max_pixels, open_image
 from labkit.data.partial_jpeg import (
+    APP11,
     CHROMA_REACH,
     LIBRARY_VARIABLE,
     SCALES,
+    SEGMENT,
+    SIDES,
     START_OF_IMAGE,
+    TILE_TABLE,
+    Head,
+    head_of,
     header_segment,
     iter_segments,
     load_library,
+    mcu_of,
 )
 from labkit.data.pixels import shrink
 from labkit.data.remote import as_store
@@ -54,12 +61,8 @@ from labkit.util.pictures import encode_image
 MANIFEST = "tiles.json"
 
 _NARROWEST, _BEST, _WIDEST = 16, 64, 192  # pixels of a piece
-_APP1, _APP11, _SOF0, _SOF1, _DRI, _SOS = 0xFFE1, 0xFFEB, 0xFFC0, 0xFFC1, 0xFFDD, 0xFFDA
-_SKIPPED = frozenset([0xFFC4, *range(0xFFDB, 0xFFFF)]) - {_APP1, _DRI}  # DHT, and DQT to COM
 _RST0, _EOI = 0xD0, 0xD9  # second bytes
-_NAME = b"labkit tiles\0"  # with which the segments of the table begin
 _MAX_LENGTH = 0xFFFF  # of a piece in the table, and of a segment
-_SEGMENT, _SIDES = struct.Struct(">HH"), struct.Struct(">HH")
 _LENGTHS, _PAIR = np.dtype("<u2"), np.dtype(np.uint16)
 _NARROW = 4  # pixels of the widest photo whose chroma libjpeg repeats, where it interpolates that of wider ones
 _QUALITY = 90  # of JPEGs that are made small
@@ -67,77 +70,6 @@ _TIMEOUT_S = 60
 _TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _SCAN_LIMIT, _RESTART_BLOCKS = 2, 0, 11, 13, 18  # TJINIT, TJPARAM
 
 Box = tuple[int, int, int, int]  # top, left, height, width
-
-
-class Head(NamedTuple):
-    """What stands before the scan of a sequential JPEG.
-
-    height, width: Pixels of the photo, as stored.
-    mcu_height, mcu_width: Pixels of an MCU.
-    restart_interval: MCUs between two markers; 0 without any.
-    data: All bytes before the scan, without the table.
-    sides_at: Offset of height and width in them.
-    table: Lengths of the pieces, two bytes each; empty without any.
-    end: Offset of the scan in the file.
-    may_be_turned: Whether a segment is there that may state an orientation.
-    """
-
-    height: int
-    width: int
-    mcu_height: int
-    mcu_width: int
-    restart_interval: int
-    data: bytes
-    sides_at: int
-    table: bytes
-    end: int
-    may_be_turned: bool
-
-
-def head_of(data: bytes) -> Head | None:
-    """The head of a JPEG that can be tiled: 8 bits a sample, one or three components, Huffman codes, a single scan."""
-    header_at = restart_interval = table_at = 0
-    table, may_be_turned = b"", False
-    at, read = 2, _SEGMENT.unpack_from
-    try:
-        marker, length = read(data, at)
-        while marker != _SOS:
-            if marker == _APP11 and data.startswith(_NAME, at + 4):
-                table_at, table = table_at or at, table + data[at + 4 + len(_NAME) : at + 2 + length]
-            else:
-                table_at, table = 0, b""  # it stands right in front of the scan
-                if marker in (_SOF0, _SOF1) and not header_at:
-                    header_at = at
-                elif marker == _DRI:
-                    restart_interval = data[at + 4] << 8 | data[at + 5]
-                elif marker == _APP1:
-                    may_be_turned = True
-                elif marker not in _SKIPPED:
-                    return None
-            at += 2 + length
-            marker, length = read(data, at)
-        n_components = data[header_at + 9]
-        if not header_at or data[:2] != START_OF_IMAGE or data[header_at + 4] != 8 or data[at + 4] != n_components:
-            return None
-        height, width = _SIDES.unpack_from(data, header_at + 5)
-        mcu = _mcu_of(data[header_at + 10 : header_at + 10 + 3 * n_components])
-    except (struct.error, IndexError):
-        return None
-    if mcu is None or not height or not width:
-        return None
-    end = at + 2 + length
-    without_table = data[: table_at or at] + data[at:end]
-    return Head(height, width, *mcu, restart_interval, without_table, header_at + 5, table, end, may_be_turned)
-
-
-@lru_cache(maxsize=64)
-def _mcu_of(components: bytes) -> tuple[int, int] | None:
-    """Height and width of an MCU, in pixels, from the components of a header."""
-    if len(components) == 3:
-        return 8, 8
-    factors = components[1::3] if len(components) == 9 else b""
-    sides = [max((factor & 15 for factor in factors), default=0), max((factor >> 4 for factor in factors), default=0)]
-    return (8 * sides[0], 8 * sides[1]) if all(sides) else None
 
 
 class Tiling(NamedTuple):
@@ -265,7 +197,7 @@ def cut(data: bytes, tiling: Tiling, box: Box, scale: int) -> tuple[bytes | byte
         return data, box
     y, x = first_row * mcu_height, first * piece_width
     header = bytearray(head.data)
-    _SIDES.pack_into(
+    SIDES.pack_into(
         header, head.sides_at, min(head.height, end_row * mcu_height) - y, min(head.width, end * piece_width) - x
     )
     before = markers[:-1].reshape(n_rows, n_columns)[first_row:end_row, first:end]
@@ -437,7 +369,7 @@ def _restart_interval_of(data: bytes) -> int:
     if not data.startswith(START_OF_IMAGE) or header is None or len(data) < header.start + 6:
         raise _CannotTile("it is no JPEG")
     n_bits, height, width, n_components = struct.unpack_from(">BHHB", data, header.start)
-    mcu = _mcu_of(data[header.start + 6 : header.start + 6 + 3 * n_components])
+    mcu = mcu_of(data[header.start + 6 : header.start + 6 + 3 * n_components])
     if header.marker > 0xC2 or n_bits != 8 or mcu is None:
         raise _CannotTile("it is no JPEG of 8 bits with Huffman codes in one or three components")
     if height * width > max_pixels():
@@ -469,10 +401,10 @@ def _with_table(data: bytes, tiling: Tiling) -> bytes:
     if lengths.max() > _MAX_LENGTH:
         return data
     table, head = lengths.astype("<u2").tobytes(), tiling.head
-    step = _MAX_LENGTH // 2 * 2 - 2 - len(_NAME)
-    bodies = [_NAME + table[at : at + step] for at in range(0, len(table), step)]
+    step = _MAX_LENGTH // 2 * 2 - 2 - len(TILE_TABLE)
+    bodies = [TILE_TABLE + table[at : at + step] for at in range(0, len(table), step)]
     scan = head.data.rfind(b"\xff\xda")
-    segments = [_SEGMENT.pack(_APP11, 2 + len(body)) + body for body in bodies]
+    segments = [SEGMENT.pack(APP11, 2 + len(body)) + body for body in bodies]
     return b"".join([head.data[:scan], *segments, head.data[scan:], data[head.end :]])
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Never
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Sampler, Subset
 
 from labkit.data.dataset import ImageDataset, Skipped
@@ -26,25 +25,18 @@ from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, NothingLeft
 from labkit.loading.bucket_sampler import BucketBatchSampler, check_batch_sampler
-from labkit.loading.crops import Size
-from labkit.loading.fill import (
-    BatchBuffers,
-    BatchPart,
-    CropPolicy,
-    CropWriter,
-    EncodedFiller,
-    PixelFiller,
-    PixelFormat,
-    View,
-)
+from labkit.loading.crops import CropPolicy, Size
+from labkit.loading.encoded import EncodedImages
 from labkit.loading.own_transform import OwnTransform
 from labkit.loading.read_ahead import AfterReads, Reader, with_reads
-from labkit.loading.resize import INTERPOLATIONS, Resizer
 from labkit.loading.resume import FailedBatch, Pass, Progress, Resumable
+from labkit.loading.rows import ARRAY_DTYPES, INTERPOLATIONS, Batch, BatchBuffers, Resizer, Rows, RowWriter, View
 from labkit.loading.samplers import SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import SeededIndices, derived_seed
+from labkit.loading.stored import StoredImages
 from labkit.loading.torch_loader import cores_per_rank
 from labkit.util.arguments import (
+    check_normalization,
     kind_of,
     require_choice,
     require_flag,
@@ -186,88 +178,56 @@ class BatchLoader(Labeled, Resumable):
         **removed: Never,
     ):
         refuse_arguments("BatchLoader", removed)
-        self.batch_size = batch_size = require_int("batch_size", batch_size)
-        self.size = size
+        self.size, self.batch_size = size, require_int("batch_size", batch_size)
         self._seed = seed = require_seed(seed)
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self.batches_in_flight = prefetch_factor = require_int("prefetch_factor", prefetch_factor)
-        require_range("scale", scale, maximum=1.0)
-        require_range("ratio", ratio)
         require_choice("on_error", on_error, ("raise", "skip"))
-        require_choice("memory_format", memory_format, (torch.channels_last, torch.contiguous_format))
-        require_fraction("flip", flip)
-        flags = {"antialias": antialias, "train": train, "return_keys": return_keys}
-        given = {"scaled_decoding": scaled_decoding, "pin_memory": pin_memory}
-        for name, flag in {**flags, **{name: value for name, value in given.items() if value is not None}}.items():
-            require_flag(name, flag)
-        self._has_crops = crops is not None
-        resizer = _checked_resizer(antialias, interpolation, train, resize)
+        optional = {"scaled_decoding": scaled_decoding, "pin_memory": pin_memory}
+        _check_flags(optional, antialias=antialias, train=train, return_keys=return_keys)
+        _check_crops(scale, ratio, flip, train, resize)
+        _check_pixels(dtype, mean, std, memory_format, antialias, interpolation)
+        self._returns_keys, self._has_crops = bool(return_keys), crops is not None
+        resizer, pinned = Resizer(bool(antialias), interpolation), torch.cuda.is_available() and pin_memory is not False
         self._views = list[View]()
-        for number, (side, share) in enumerate([(size, scale)] if crops is None else _checked_crops(crops, train)):
-            pixels = PixelFormat(_checked_size(side), dtype, mean, std, memory_format == torch.channels_last)
-            own_seed = derived_seed(seed, number) if number else seed
-            draw = CropPolicy(pixels.size, train, own_seed, share, ratio, flip, resize)
-            own = None if transform is None else OwnTransform(transform, own_seed % 2**64)
-            if own and own.draws_globally:
-                raise ArgumentError(_refusal_of_draws(transform, own))
-            self._views.append(View(pixels, draw, CropWriter(pixels, resizer, own)))
-        if not isinstance(source, Store | PixelStore) or isinstance(source, type):
-            from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
-
-            source = as_store(source)
-        of_set = {"keys": keys, "labels": labels, "classes": classes}
-        self._open(source, of_set, train if scaled_decoding is None else scaled_decoding, on_error)
-        self._returns_keys = bool(return_keys)
-        self._reader = None if reads_in_flight is None else self._open_reader(source, reads_in_flight)
+        for number, (side, share) in enumerate(_checked_crops(crops, train) if self._has_crops else [(size, scale)]):
+            own_seed, height_width = derived_seed(seed, number) if number else seed, _checked_size(side)
+            policy = CropPolicy(height_width, train, own_seed, share, ratio, flip, resize, resizer.radius)
+            buffers = BatchBuffers(prefetch_factor + 2, pinned)
+            rows = Rows(height_width, dtype, mean, std, memory_format == torch.channels_last, buffers)
+            own = None if transform is None else _checked_transform(transform, own_seed)
+            self._views.append(View(policy, rows, RowWriter(rows, resizer.part if train else resizer.photo, own)))
+        self._open(source, keys, labels, classes, train if scaled_decoding is None else scaled_decoding, on_error)
+        self._reader = None if reads_in_flight is None else _checked_reader(self.source, self.keys, reads_in_flight)
         if batch_sampler is None:
             shuffle = train if shuffle is None and sampler is None else shuffle
             sampler = choose_sampler(self.keys, sampler, shuffle, seed)
-            self.batch_sampler = SeededBatchSampler(sampler, batch_size, drop_last, seed)
+            self.batch_sampler: Any = SeededBatchSampler(sampler, batch_size, drop_last, seed)
         else:
             others = {"shuffle": shuffle, "sampler": sampler, "drop_last": drop_last, "crops": crops, "resize": resize}
-            if isinstance(batch_sampler, BucketBatchSampler):
-                raise ArgumentError(
-                    "the batches of a BucketBatchSampler have several shapes, and BatchLoader's have one: give it to "
-                    "lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)"
-                )
+            _check_no_buckets(batch_sampler)
             check_batch_sampler(batch_sampler, self.dataset, **others)
             check_repeatable("batch_sampler", batch_sampler)
             self.batch_sampler, self.batch_size = batch_sampler, getattr(batch_sampler, "batch_size", batch_size)
         self._start_counting()
-        pinned = torch.cuda.is_available() and pin_memory is not False
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
-        self._pool = _thread_pool(self.num_threads)
-        self._buffers = [BatchBuffers(prefetch_factor + 2, pinned) for _ in self._views]
+        self._threads = PerProcess(partial(ThreadPoolExecutor, self.num_threads, _THREADS, use_one_torch_thread))
 
-    def _open_reader(self, source: Any, reads_in_flight: int) -> Reader:
-        if isinstance(source, PixelStore):
-            raise ArgumentError(
-                f"reads_in_flight={reads_in_flight!r} is for encoded images: a PixelStore is a file of this machine, "
-                "mapped into memory, and nothing of it is requested; leave reads_in_flight out"
-            )
-        return Reader(source, self.keys, require_int("reads_in_flight", reads_in_flight))
+    def _open(self, source: Any, keys: Any, labels: Any, classes: Any, scaled_decoding: bool, on_error: str) -> None:
+        """Find the images of a source, with their names and labels, and what makes rows of them."""
+        if not isinstance(source, Store | PixelStore) or isinstance(source, type):
+            from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
-    def _open(self, source: Any, of_set: dict[str, Any], scaled_decoding: bool, on_error: str) -> None:
+            source = as_store(source)
+        self.source = source
         if isinstance(source, PixelStore):
-            keys, labels, classes = of_set["keys"], of_set["labels"], of_set["classes"]
-            self.keys, rows = chosen_keys(source, keys), None
-            if keys is not None:
-                numbers = {key: number for number, key in enumerate(source.keys)}
-                rows = np.array([numbers[key] for key in self.keys])
-            if labels is not None:
-                self.keys, self.classes, self.labels = labeled(source, keys, classes, labels)
-            else:
-                if classes is not None:
-                    remedy = "build it again, under another name, with the same classes="
-                    check_same_classes(str(source.path), source.classes, classes, remedy)
-                own = source.labels
-                self.classes, self.labels = source.classes, own if rows is None else chosen_labels(own, rows)
-            self.dataset: Any = source if rows is None else Subset(source, rows.tolist())
-            self._filler: PixelFiller | EncodedFiller = PixelFiller(source, rows)
+            self.keys, self.classes, self.labels, numbers = _chosen_pixels(source, keys, labels, classes)
+            self.dataset: Any = source if numbers is None else Subset(source, numbers.tolist())
+            self._images: StoredImages | EncodedImages = StoredImages(source, numbers)
         else:
-            self.dataset = data = ImageDataset(source, on_error=on_error, **of_set)
+            self.dataset = data = ImageDataset(source, on_error=on_error, keys=keys, labels=labels, classes=classes)
             self.keys, self.classes, self.labels = data.keys, data.classes, data.labels
-            self._filler = EncodedFiller(source, data.keys, scaled_decoding, data._skips)
+            self._images = EncodedImages(source, data.keys, scaled_decoding, data._skips)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
 
@@ -285,59 +245,51 @@ class BatchLoader(Labeled, Resumable):
     def _index_check(self) -> Callable[[SeededIndices], None]:
         return partial(_check_indices, len(self.keys))
 
-    def _start_batch(
-        self, pool: ThreadPoolExecutor, requests: SeededIndices, reads: Sequence[Future] | None
-    ) -> "_Batch":
+    def _start_batch(self, requests: SeededIndices, reads: Sequence[Future] | None) -> "_StartedBatch":
+        """Let the threads make a batch; `reads` has the bytes of its images, unless the threads read them."""
         indices, occurrences = np.array(requests.plain()), np.array(requests.occurrences)
+        batch, pool = Batch(self._views, indices, occurrences, requests.epoch), self._threads()
+        fill = self._images.filler(batch)
         # Threads go on with the next batch, so one task per thread is enough; each further one hands over Python's
         # lock. Where tasks begin as their reads arrive, smaller ones begin sooner.
         n_tasks = self.num_threads * (4 if reads else 1)
-        step = max(self._filler.smallest_task, -(-len(indices) // n_tasks))
-        pairs = zip(self._views, self._buffers, strict=True)
-        taken = [view.pixels.take_batch(buffers, len(indices)) for view, buffers in pairs]
-        plan = self._filler.plan(self._views, indices, requests.epoch, occurrences)
-        tasks = {}
+        step, tasks = max(self._images.smallest_task, -(-len(indices) // n_tasks)), list[Future]()
         for start in range(0, len(indices), step):
             rows = slice(start, min(start + step, len(indices)))
-            memory = [memory[rows] for memory, _ in taken]
-            part = BatchPart(self._views, memory, indices[rows], occurrences[rows], requests.epoch, plan[rows])
-            fill = partial(self._filler.fill, part)
-            tasks[start] = AfterReads(pool, reads[rows], fill) if reads else pool.submit(fill)
-        return _Batch(indices, [images for _, images in taken], tasks)
+            tasks.append(AfterReads(pool, reads[rows], partial(fill, rows)) if reads else pool.submit(fill, rows))
+        return _StartedBatch(batch, tasks)
 
-    def _finish(self, batch: "_Batch") -> tuple[Any, ...] | FailedBatch:
+    def _finish(self, started: "_StartedBatch") -> tuple[Any, ...] | FailedBatch:
         """Wait until a batch is complete, and return it as users see it."""
         # One wait for all: waiting for one task after the other would take the GIL from the working threads each time.
-        wait(batch.tasks.values(), return_when=FIRST_EXCEPTION)
-        errors: Iterator[Any] = (task.exception() for task in batch.tasks.values() if task.done())
+        wait(started.tasks, return_when=FIRST_EXCEPTION)
+        errors: Iterator[Any] = (task.exception() for task in started.tasks if task.done())
         if failed := next((FailedBatch(error) for error in errors if error is not None), None):
-            batch.cancel()
+            started.cancel()
             return failed
-        empty = [start + row for start, task in batch.tasks.items() for row in task.result()]
-        kept, images = np.delete(np.arange(len(batch.indices)), empty), batch.images
-        if not len(kept):
-            key = self.keys[batch.indices[0]]
-            reason = next(skip.reason for skip in self.skipped if skip.key == key)
-            return FailedBatch(NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}"))
-        if empty:
-            images = [one[torch.from_numpy(kept)] for one in images]
-        indices = batch.indices[kept]
+        indices, images = started.batch.indices, started.batch.images
+        if empty := [row for task in started.tasks for row in task.result()]:
+            kept = np.delete(np.arange(len(indices)), empty)
+            if not len(kept):
+                key = self.keys[indices[0]]
+                reason = next(skip.reason for skip in self.skipped if skip.key == key)
+                return FailedBatch(NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}"))
+            indices, images = indices[kept], [one[torch.from_numpy(kept)] for one in images]
         if own := self._views[0].writer.transform:
             own.warn_if_it_limits()
         keys = ([self.keys[index] for index in indices],) if self._returns_keys else ()
         return images if self._has_crops else images[0], labels_at(self.labels, indices), *keys
 
 
-class _Batch(NamedTuple):
-    """A batch being filled by threads; `tasks` maps the first row of each task to its future."""
+class _StartedBatch(NamedTuple):
+    """A batch, and the tasks of the threads that make it."""
 
-    indices: np.ndarray
-    images: list[Tensor]
-    tasks: dict[int, Future]
+    batch: Batch
+    tasks: list[Future]
 
     def cancel(self) -> list[Future]:
         """Cancel what has not begun; returns the tasks that run on."""
-        return [task for task in self.tasks.values() if not task.cancel()]
+        return [task for task in self.tasks if not task.cancel()]
 
 
 class _ThreadsPass(Pass):
@@ -346,16 +298,16 @@ class _ThreadsPass(Pass):
     _loader: BatchLoader
 
     def _start(self, progress: Progress) -> None:
-        self._started = deque[_Batch]()
+        self._started = deque[_StartedBatch]()
         self._requests = with_reads(self._loader._reader, self._loader._batches_of(progress))
 
     def _next_batch(self) -> tuple[Any, ...] | FailedBatch:
-        loader, pool = self._loader, self._loader._pool()
+        loader = self._loader
         while len(self._started) <= loader.batches_in_flight:
             indices, reads = next(self._requests, (None, None))
             if indices is None:
                 break
-            self._started.append(loader._start_batch(pool, indices, reads))
+            self._started.append(loader._start_batch(indices, reads))
             del reads  # the batch alone holds its bytes, until they are decoded
         if not self._started:
             raise StopIteration
@@ -377,6 +329,45 @@ class _ThreadsPass(Pass):
         self._started.clear()
 
 
+_THREADS = "labkit-batches"  # as their names begin
+
+
+# Arguments
+
+
+def _check_flags(optional: dict[str, Any], **flags: Any) -> None:
+    """Of the optional ones, None is a default."""
+    for name, flag in {**flags, **{name: flag for name, flag in optional.items() if flag is not None}}.items():
+        require_flag(name, flag)
+
+
+def _check_crops(scale: Any, ratio: Any, flip: Any, train: bool, resize: Any) -> None:
+    require_range("scale", scale, maximum=1.0)
+    require_range("ratio", ratio)
+    require_fraction("flip", flip)
+    if resize is not None:
+        require_int("resize", resize)
+        if train:
+            raise ArgumentError(
+                f"resize={resize!r} goes with train=False: it is the shorter side before the center is cropped; crops "
+                "for training are drawn by scale and ratio"
+            )
+
+
+def _check_pixels(dtype: Any, mean: Any, std: Any, memory_format: Any, antialias: bool, interpolation: Any) -> None:
+    require_choice("memory_format", memory_format, (torch.channels_last, torch.contiguous_format))
+    require_choice("interpolation", interpolation, INTERPOLATIONS)
+    if interpolation != "bilinear" and not antialias:
+        raise ArgumentError(f"interpolation={interpolation!r} needs antialias=True: OpenCV's own is bilinear here")
+    require_choice("dtype", dtype, ARRAY_DTYPES)
+    if (mean is None) != (std is None):
+        raise ArgumentError(f"pass both mean and std, or neither: got mean={mean!r}, std={std!r}")
+    if mean is not None:
+        if dtype == torch.uint8:
+            raise ArgumentError("mean and std need floats: pass dtype=torch.float32, torch.float16 or torch.bfloat16")
+        check_normalization(mean, std)
+
+
 def _checked_size(size: Any) -> Size:
     """Height and width; ValueError and TypeError say what `size` must be."""
     if isinstance(size, str) or not isinstance(size, Sequence):
@@ -385,37 +376,6 @@ def _checked_size(size: Any) -> Size:
     if len(size) != 2:
         raise ArgumentError(f"size must be a side in pixels, or (height, width), got {size!r:.100}")
     return require_int("height", size[0]), require_int("width", size[1])
-
-
-def _checked_resizer(antialias: bool, interpolation: str, train: bool, resize: int | None) -> Resizer:
-    require_choice("interpolation", interpolation, INTERPOLATIONS)
-    if interpolation != "bilinear" and not antialias:
-        raise ArgumentError(f"interpolation={interpolation!r} needs antialias=True: OpenCV's own is bilinear here")
-    if resize is not None:
-        require_int("resize", resize)
-        if train:
-            raise ArgumentError(
-                f"resize={resize!r} goes with train=False: it is the shorter side before the center is cropped; crops "
-                "for training are drawn by scale and ratio"
-            )
-    return Resizer(bool(antialias), interpolation)
-
-
-def _refusal_of_draws(transform: Any, own: OwnTransform) -> str:
-    to_workers = "give it to lk.ImageDataset(source, transform=transform) and lk.make_loader, whose workers"
-    if own.shares_generator:
-        return (
-            f"transform= ({kind_of(transform)}) draws from a random generator that is a variable of a module, which "
-            f"the threads would share: {to_workers} each have their own; or make the generator an attribute of the "
-            "transform, and set transform.draws_globally = False"
-        )
-    return (
-        f"transform= ({kind_of(transform)}) may draw from the global random generators of random, NumPy or torch, by "
-        f"{own.drawn_by}, and the training draws from them at the same time: {to_workers} seed these generators for "
-        "each sample. If it does not draw from them, set transform.draws_globally = False, which functions and objects "
-        "of your own allow; wrap any other, such as a bound method or a builtin, in a function. Transforms of "
-        "Albumentations and torchvision's v2 alone need neither"
-    )
 
 
 def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[Any, tuple[float, float]]]:
@@ -437,6 +397,61 @@ def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[Any, tuple[float, 
             yield size, scale
 
 
+def _checked_transform(transform: Any, seed: int) -> OwnTransform:
+    own = OwnTransform(transform, seed % 2**64)
+    if not own.draws_globally:
+        return own
+    to_workers = "give it to lk.ImageDataset(source, transform=transform) and lk.make_loader, whose workers"
+    if own.shares_generator:
+        raise ArgumentError(
+            f"transform= ({kind_of(transform)}) draws from a random generator that is a variable of a module, which "
+            f"the threads would share: {to_workers} each have their own; or make the generator an attribute of the "
+            "transform, and set transform.draws_globally = False"
+        )
+    raise ArgumentError(
+        f"transform= ({kind_of(transform)}) may draw from the global random generators of random, NumPy or torch, by "
+        f"{own.drawn_by}, and the training draws from them at the same time: {to_workers} seed these generators for "
+        "each sample. If it does not draw from them, set transform.draws_globally = False, which functions and objects "
+        "of your own allow; wrap any other, such as a bound method or a builtin, in a function. Transforms of "
+        "Albumentations and torchvision's v2 alone need neither"
+    )
+
+
+def _checked_reader(source: Any, keys: Sequence[str], reads_in_flight: Any) -> Reader:
+    if isinstance(source, PixelStore):
+        raise ArgumentError(
+            f"reads_in_flight={reads_in_flight!r} is for encoded images: a PixelStore is a file of this machine, "
+            "mapped into memory, and nothing of it is requested; leave reads_in_flight out"
+        )
+    return Reader(source, keys, require_int("reads_in_flight", reads_in_flight))
+
+
+def _check_no_buckets(batch_sampler: Any) -> None:
+    if isinstance(batch_sampler, BucketBatchSampler):
+        raise ArgumentError(
+            "the batches of a BucketBatchSampler have several shapes, and BatchLoader's have one: give it to "
+            "lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)"
+        )
+
+
+def _chosen_pixels(
+    store: PixelStore, keys: Any, labels: Any, classes: Any
+) -> tuple[Any, list[str], np.ndarray, np.ndarray | None]:
+    """What `keys`, `labels` and `classes` mean for a `PixelStore`: names, classes and labels; and the numbers of the
+    images in the store, or None for all."""
+    chosen, numbers = chosen_keys(store, keys), None
+    if keys is not None:
+        numbers_of = {key: number for number, key in enumerate(store.keys)}
+        numbers = np.array([numbers_of[key] for key in chosen])
+    if labels is not None:
+        return *labeled(store, keys, classes, labels), numbers
+    if classes is not None:
+        remedy = "build it again, under another name, with the same classes="
+        check_same_classes(str(store.path), store.classes, classes, remedy)
+    own = store.labels
+    return chosen, store.classes, own if numbers is None else chosen_labels(own, numbers), numbers
+
+
 def _check_indices(n_images: int, indices: SeededIndices) -> None:
     """ValueError if these are not the numbers of some of `n_images` images."""
     if not indices:
@@ -448,10 +463,3 @@ def _check_indices(n_images: int, indices: SeededIndices) -> None:
                 f"{n_images - 1}: loader.keys has their names, in this order. lk.make_loader takes any index of your "
                 "data set"
             )
-
-
-_THREADS = "labkit-batches"  # as their names begin
-
-
-def _thread_pool(num_threads: int) -> PerProcess:
-    return PerProcess(partial(ThreadPoolExecutor, num_threads, _THREADS, use_one_torch_thread))

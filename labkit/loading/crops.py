@@ -1,14 +1,91 @@
-"""Draw crops and flips for many images at once, from numbers that depend only on (seed, epoch, index, occurrence)."""
+"""What is seen of a photo: how crops are drawn, many at once, and what a crop is.
+
+Numbers come first, which depend only on (seed, epoch, index, occurrence). Crops follow from them once the sizes of the
+photos are known.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit.loading.seeding import derived_seed
 
 Size = tuple[int, int]  # height and width in pixels
+Box = tuple[float, float, float, float]  # top, left, height and width in pixels
 
 _SHARE_SEEN = 0.875  # of each side: 224 of 256
 _ATTEMPTS = 10  # as in torchvision; if all fail, the crop is the largest central one
 DRAWS = 2 * _ATTEMPTS + 3  # numbers per image: area and aspect ratio of each attempt, position, flip
+
+
+class Crop(NamedTuple):
+    """What one image of a batch is made of: a part of its photo is resized, and an image cut out of the result.
+
+    A crop for training is its part, resized to its size. For evaluation the part is the whole photo.
+
+    top, left, height, width: The part, in pixels of the upright photo.
+    resized_height, resized_width: What the part is resized to.
+    seen_top, seen_left: Where in the result the image begins. Negative: so many rows or columns of zeros come first.
+    mirror: 1 if left and right change places, else 0.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    resized_height: int
+    resized_width: int
+    seen_top: int
+    seen_left: int
+    mirror: int
+
+
+# The columns of an array of crops, whose rows have the fields of `Crop`.
+BOX, TOP_LEFT, SIDES, RESIZED, SEEN = slice(0, 4), slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)
+
+
+@dataclass(frozen=True)
+class CropPolicy:
+    """How crops are drawn; without `train`, they are the centers of photos, each resized as a whole.
+
+    `size` is height and width, `radius` that of the filter that resizes. The others are as `BatchLoader` takes them.
+    """
+
+    size: Size
+    train: bool
+    seed: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+    resize: int | None
+    radius: int
+
+    def crops(self, draws: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """A crop of each photo, int64 (N, 9), with the fields of `Crop`.
+
+        Args:
+            draws: From `uniforms`, (N, DRAWS).
+            sizes: int (N, 2): height and width of each photo in pixels.
+        """
+        crops = np.zeros((len(sizes), len(Crop._fields)), np.int64)
+        if self.train:
+            crops[:, BOX] = random_crops(draws, sizes, self.scale, self.ratio)
+            crops[:, RESIZED] = self.size
+            crops[:, -1] = flips(draws, self.flip)
+        else:
+            crops[:, SIDES] = sizes
+            crops[:, RESIZED], crops[:, SEEN] = np.hsplit(center_crops(sizes, self.size, self.resize), 2)
+        return crops
+
+    def boxes(self, crops: np.ndarray, scales: np.ndarray | int) -> np.ndarray:
+        """The pixels that crops (N, 9) need of their photos, decoded at 1 / scales: int64 (N, 4), top, left, height and
+        width at full size."""
+        if self.train:
+            return crops[:, BOX]
+        needed = pixels_needed(crops, self.size, self.radius)
+        return np.where(np.reshape(scales, (-1, 1)) == 1, needed, crops[:, BOX])
+
 
 # SplitMix64: each 64-bit counter gives an independent number, so there is no generator to keep or to share.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -78,8 +155,8 @@ def center_crops(sizes: np.ndarray, size: Size, resize: int | None) -> np.ndarra
         resize: The photo's shorter side then. None: it just covers `size` / 0.875.
 
     Returns:
-        int64 (N, 4): top and left of what is seen in the resized photo, negative where nothing of it lies; and height
-        and width that the photo is resized to.
+        int64 (N, 4): height and width that the photo is resized to; and top and left of what is seen of that, negative
+        where nothing of it lies.
 
     Source: `_compute_resized_output_size` and `center_crop` of torchvision.
     """
@@ -91,7 +168,30 @@ def center_crops(sizes: np.ndarray, size: Size, resize: int | None) -> np.ndarra
     resized[is_first], resized[~is_first] = own, np.floor(own * longer / sizes[is_first])
     beyond = resized - shape
     offsets = np.where(beyond < 0, -(-beyond // 2), np.rint(beyond / 2))
-    return np.hstack([offsets.astype(np.int64), resized])
+    return np.hstack([resized, offsets.astype(np.int64)])
+
+
+def pixels_needed(crops: np.ndarray, size: Size, radius: int) -> np.ndarray:
+    """What is needed of photos that are resized as a whole, to make the parts of them that are seen.
+
+    Args:
+        crops: int64 (N, 9), of whole photos.
+        size: Height and width of what is seen.
+        radius: How far the filter reaches, in pixels of what is smaller: 1 if it is linear, 2 if cubic.
+
+    Returns:
+        int64 (N, 4): top, left, height and width, in pixels of the photos.
+    """
+    sides, resized, first = crops[:, SIDES], crops[:, RESIZED], crops[:, SEEN]
+    steps = sides / resized
+    reach = radius * np.maximum(steps, 1) + 1  # and one for rounding
+    begins = np.floor(steps * (np.maximum(first, 0) + 0.5) - reach)
+    ends = np.ceil(steps * (np.minimum(first + size, resized) - 0.5) + reach)
+    # OpenCV takes a size that hardly changes for one that does not, and copies.
+    hardly_changes = np.abs(sides - resized) <= 2
+    begins = np.where(hardly_changes, 0, np.maximum(begins, 0)).astype(np.int64)
+    ends = np.where(hardly_changes, sides, np.minimum(ends, sides)).astype(np.int64)
+    return np.hstack([begins, ends - begins])
 
 
 def _mix_bits(numbers: np.ndarray) -> np.ndarray:

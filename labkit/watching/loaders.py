@@ -99,7 +99,7 @@ def _data_sets(loader: Any) -> Iterator[Any]:
 
 def source_of(loader: Any) -> Any:
     """What a `BatchLoader` reads; None for other loaders."""
-    return getattr(getattr(loader, "_filler", None), "_store", None)
+    return getattr(loader, "source", None) if _is_labkits(loader, "BatchLoader") else None
 
 
 def _is_labkits(value: Any, name: str) -> bool:

@@ -1,0 +1,155 @@
+"""From the bytes of a photo to its rows in a batch: read, header, boxes, one partial decode, and every crop's row."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from labkit.data.dataset import SkipLog
+from labkit.data.decode import decode, max_pixels
+from labkit.data.orientation import jpeg_orientation
+from labkit.data.partial_jpeg import END_OF_IMAGE, SCALES, JpegHeader, Part, head_of, open_decoder
+from labkit.data.stores import Store, read_bytes
+from labkit.data.tiles import Tiling, cut, tiling_of
+from labkit.errors import DecodeError, MissingKeyError
+from labkit.loading.crops import RESIZED, SIDES, Crop
+from labkit.loading.rows import Batch
+
+_LEAST_SPARED = 10_000  # bytes: a cut takes about as long as decoding so many
+
+WholeBox = tuple[int, int, int, int]  # top, left, height and width in pixels of the photo
+
+
+class EncodedImages:
+    """The images of a store of encoded files, as rows of batches; each thread has a decoder of its own.
+
+    Args:
+        store: Where the bytes come from.
+        keys: Of the images; the indices of a batch count in them.
+        scaled_decoding: Whether photos may be decoded at 1/2, 1/4 and 1/8 of their size.
+        skips: Where an image that cannot be decoded, or is gone, is noted. None: it is an error.
+    """
+
+    smallest_task = 2  # images
+
+    def __init__(self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None):
+        self._store, self._keys, self._skips = store, keys, skips
+        self._scales = np.array(SCALES if scaled_decoding else SCALES[:1])
+        self._local = _ThreadDecoder()
+
+    def filler(self, batch: Batch) -> Callable[..., list[int]]:
+        """What writes some rows of a batch, in any thread, and returns those that stay empty.
+
+        It is called with a slice of rows, and perhaps with futures of their images' bytes, which are read here else.
+        """
+        return partial(self._fill, batch, batch.draws())
+
+    def _fill(self, batch: Batch, draws: np.ndarray, rows: slice, reads: Sequence[Future] | None = None) -> list[int]:
+        images = [
+            self._open(self._keys[index], reads[number] if reads else None)
+            for number, index in enumerate(batch.indices[rows].tolist())
+        ]
+        crops = batch.crops(draws[rows], np.array([image.size if image else (1, 1) for image in images]))
+        scales = self._scales_for(crops)
+        boxes = batch.boxes(crops, scales)
+        parts = zip(images, crops.tolist(), boxes.tolist(), scales.tolist(), strict=True)
+        written = (
+            image is not None and self._write(batch, position, image, *part)
+            for position, (image, *part) in enumerate(parts, rows.start)
+        )
+        return [position for position, is_written in enumerate(written, rows.start) if not is_written]
+
+    def _open(self, key: str, read: Future | None) -> "_EncodedImage | None":
+        try:
+            data = read.result() if read else read_bytes(self._store, key)
+            return _EncodedImage(key, data, self._local.decoder)
+        except Exception as error:
+            self._skip_or_note(key, error)
+            return None
+
+    def _write(
+        self, batch: Batch, position: int, image: "_EncodedImage", crops: list[list[int]], box: WholeBox, scale: int
+    ) -> bool:
+        """Decode what all crops of an image need together, once, and write the row of each; False if it is skipped."""
+        try:
+            pixels, place = image.decode(box, scale, from_corner=not batch.views[0].policy.train)
+            shrunk = place[2] / box[2]  # 1 where the decoder knows no smaller scale
+            y, x = place[0] - box[0] * shrunk, place[1] - box[1] * shrunk  # of the photo's corner
+            for view, fields in enumerate(crops):
+                top, left, height, width, *_ = crop = Crop(*fields)
+                part = y + top * shrunk, x + left * shrunk, height * shrunk, width * shrunk
+                batch.write(position, view, pixels, part, crop)
+        except Exception as error:
+            self._skip_or_note(image.key, error)
+            return False
+        return True
+
+    def _scales_for(self, crops: np.ndarray) -> np.ndarray:
+        """At which part of its size each photo may be decoded, so that no crop has to be enlarged: int (N,)."""
+        smallest = (crops[..., SIDES] // crops[..., RESIZED]).min((1, 2))
+        return self._scales[np.maximum(np.searchsorted(self._scales, smallest, "right") - 1, 0)]
+
+    def _skip_or_note(self, key: str, error: Exception) -> None:
+        """Note an image to be left out, or raise the error with its key."""
+        is_of_image = isinstance(error, DecodeError | MissingKeyError | FileNotFoundError)
+        if self._skips is not None and is_of_image and not hasattr(error, "is_of_transform"):
+            self._skips.add(key, str(error))
+            return
+        if not isinstance(error, DecodeError):  # which names the key
+            error.add_note(f"while loading {key}")
+        raise error
+
+
+class _ThreadDecoder(threading.local):
+    """A decoder for each thread."""
+
+    def __init__(self) -> None:
+        self.decoder = open_decoder()
+
+    def __reduce__(self) -> tuple:  # of a copy of the loader, such as for another process
+        return _ThreadDecoder, ()
+
+
+class _EncodedImage:
+    """An encoded image of known size: its bytes, or all its pixels if only a general decoder can read it."""
+
+    def __init__(self, key: str, data: bytes, decoder: Any):
+        self.key, self._data, self._decoder = key, data, decoder
+        self._whole: np.ndarray | None = None
+        self._head = head_of(data)
+        self.size = self._size_of_plain_jpeg() or self._decode_whole().shape[:2]
+
+    def _size_of_plain_jpeg(self) -> tuple[int, int] | None:
+        """Height and width of a JPEG that can be decoded in parts: complete, upright beyond doubt, not too large."""
+        head = self._head
+        is_upright = jpeg_orientation(self._data) == 1 if head is None or head.may_be_turned else True
+        if not is_upright or not self._data.endswith(END_OF_IMAGE):
+            return None
+        header = JpegHeader(head.height, head.width) if head else self._decoder.header(self._data)
+        return header if header and header.height * header.width <= max_pixels() else None
+
+    def _decode_whole(self) -> np.ndarray:
+        if self._whole is None:
+            self._whole = decode(self._data, key=self.key).permute(1, 2, 0).numpy()
+        return self._whole
+
+    @cached_property
+    def _tiling(self) -> Tiling | None:  # of which several crops of a photo are cut
+        return tiling_of(self._data, self._head) if self._head else None
+
+    def decode(self, box: WholeBox, scale: int, *, from_corner: bool = False) -> Part:
+        """The pixels of a box, perhaps at a part of their size; arguments as of `RegionDecoder.decode`."""
+        if self._whole is None:
+            tiling = None if from_corner or self._bytes_spared(box) < _LEAST_SPARED else self._tiling
+            data, place = cut(self._data, tiling, box, scale) if tiling else (self._data, box)
+            if part := self._decoder.decode(data, place, scale, from_corner=from_corner):
+                return part
+        return Part(self._decode_whole(), box)
+
+    def _bytes_spared(self, box: WholeBox) -> float:
+        """What a decoder need not read of these bytes if the box is cut out: codes beside it, and all above."""
+        top, _, height, width = box
+        return len(self._data) * (top + height - height * width / self.size[1]) / self.size[0]

@@ -1,0 +1,361 @@
+"""Rows of a batch: the memory of a batch, and how a crop of decoded pixels is written into its row.
+
+A crop is resized as bytes, mirrored, given to the user's own transform, and becomes what the batch holds: bytes or
+floats, channels last or in planes. The memory of a batch is used again when nobody holds it.
+"""
+
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from labkit.loading.crops import SIDES, TOP_LEFT, Box, Crop, CropPolicy, Size, uniforms
+from labkit.loading.own_transform import OwnTransform
+
+# NumPy has no bfloat16, and OpenCV copies the bits of either half type as those of an integer.
+ARRAY_DTYPES = {
+    torch.uint8: np.uint8, torch.float32: np.float32, torch.float16: np.uint16, torch.bfloat16: np.uint16,
+}  # fmt: skip
+
+
+class View(NamedTuple):
+    """One crop of each image: how it is drawn, what its rows are, and what writes them."""
+
+    policy: CropPolicy
+    rows: "Rows"
+    writer: "RowWriter"
+
+
+class Batch:
+    """A batch that is being made: for each view a row for each image, and what its crops are drawn from.
+
+    Attributes:
+        views: One for each crop of an image.
+        indices, occurrences: int (N,): of the images, and how many times each came before in the epoch.
+        epoch: Its number.
+        memory: An array for each view, in the order of its memory: rows to be written.
+        images: A tensor (N, 3, height, width) for each view, over the same memory.
+    """
+
+    def __init__(self, views: Sequence[View], indices: np.ndarray, occurrences: np.ndarray, epoch: int):
+        self.views, self.indices, self.occurrences, self.epoch = views, indices, occurrences, epoch
+        taken = [view.rows.take(len(indices)) for view in views]
+        self.memory, self.images = [memory for memory, _ in taken], [images for _, images in taken]
+
+    def draws(self) -> np.ndarray:
+        """Random numbers of each image and view, float64 (N, views, DRAWS), before the images' sizes are known."""
+        policies = [view.policy for view in self.views]
+        draws = [uniforms(policy.seed, self.epoch, self.indices, self.occurrences) for policy in policies]
+        return np.stack(draws, axis=1)
+
+    def crops(self, draws: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """The crops of some images, int64 (N, views, 9), from their draws and sizes, height and width (N, 2)."""
+        policies = enumerate(view.policy for view in self.views)
+        return np.stack([policy.crops(draws[:, number], sizes) for number, policy in policies], axis=1)
+
+    def boxes(self, crops: np.ndarray, scales: np.ndarray | int = 1) -> np.ndarray:
+        """The box of each photo that all its crops (N, views, 9) need, decoded at 1 / scales: int64 (N, 4)."""
+        boxes = np.stack([view.policy.boxes(crops[:, number], scales) for number, view in enumerate(self.views)])
+        begins = boxes[..., TOP_LEFT].min(0)
+        return np.hstack([begins, (boxes[..., TOP_LEFT] + boxes[..., SIDES]).max(0) - begins])
+
+    def write(self, position: int, view: int, pixels: np.ndarray, box: Box, crop: Crop) -> None:
+        """Write the row of an image in a view; arguments as of `RowWriter.write`."""
+        writer, row = self.views[view].writer, self.memory[view][position]
+        if writer.transform is None:
+            writer.write(row, pixels, box, crop)
+        else:
+            draw = self.epoch, int(self.indices[position]), int(self.occurrences[position])
+            writer.write(row, pixels, box, crop, draw)
+
+
+class BatchBuffers:
+    """Hand out memory for batches of images.
+
+    New memory costs a page fault every 4 KB, for raw pixels as much as reading them. So the memory of a batch is
+    reused once its tensor, and everything that shares it, is gone; a batch that is kept is never overwritten. Pinned
+    memory comes from torch, which waits for unfinished copies before it hands memory out again.
+
+    Args:
+        n_kept: Number of free buffers to keep.
+        pin_memory: Use page-locked memory, so that copies to the GPU overlap with compute.
+    """
+
+    def __init__(self, n_kept: int, pin_memory: bool):
+        self._pin_memory, self._n_bytes = pin_memory, 0
+        self._free: deque[np.ndarray] = deque(maxlen=n_kept)
+
+    def take(self, n_bytes: int) -> tuple[np.ndarray, Tensor]:
+        """Bytes to fill, and a tensor over the same memory."""
+        if self._pin_memory:
+            pinned = torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            return pinned.numpy(), pinned
+        self._n_bytes = max(self._n_bytes, n_bytes)  # a batch sampler's batches may have several lengths
+        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        if len(memory) < n_bytes:
+            memory = np.empty(self._n_bytes, np.uint8)
+        lent = memory[:n_bytes]  # torch keeps this object alive as long as any tensor over it
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return lent, torch.from_numpy(lent)
+
+    def __reduce__(self) -> tuple:  # of a copy of the loader, such as for another process
+        return BatchBuffers, (self._free.maxlen, self._pin_memory)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of a batch hold; `size` is height and width, the others are as `BatchLoader` takes them."""
+
+    size: Size
+    dtype: torch.dtype
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    # A flag: pickle finds a memory format by name in any module that imports torch, and each worker would import that.
+    is_channels_last: bool
+    buffers: BatchBuffers
+
+    def take(self, n_images: int) -> tuple[np.ndarray, Tensor]:
+        """Memory for a batch: an array in its order, and a tensor (N, 3, height, width) of the type that users see."""
+        sides = (*self.size, 3) if self.is_channels_last else (3, *self.size)
+        array_dtype = ARRAY_DTYPES[self.dtype]
+        memory, images = self.buffers.take(n_images * math.prod(sides) * np.dtype(array_dtype).itemsize)
+        images = images.view(self.dtype).view(n_images, *sides)
+        array: np.ndarray = memory.view(array_dtype).reshape(n_images, *sides)
+        return array, images.permute(0, 3, 1, 2) if self.is_channels_last else images
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """The float that each byte becomes, by channel: (256, 3). Half types are rounded once, after normalizing."""
+        from torchvision.transforms.v2 import functional as F
+
+        values = F.to_dtype(
+            torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 1, 256), torch.float32, scale=True
+        )
+        if self.mean is not None and self.std is not None:
+            values = F.normalize(values, list(self.mean), list(self.std))
+        stored = values.to(self.dtype)[:, 0].T.contiguous()
+        return (stored.view(torch.uint16) if ARRAY_DTYPES[self.dtype] == np.uint16 else stored).numpy()
+
+
+class RowWriter:
+    """Writes crops into their rows, from any thread.
+
+    Args:
+        rows: What is written.
+        resize: A method of `Resizer`.
+        transform: Called with each crop, before it is written as something else than bytes.
+    """
+
+    def __init__(self, rows: Rows, resize: Callable[..., None], transform: OwnTransform | None = None):
+        self._resize, self.transform = resize, transform
+        self._convert = _conversion(rows)
+        self._size, self._local = rows.size, _Scratch()
+
+    def write(
+        self, row: np.ndarray, pixels: np.ndarray, box: Box, crop: Crop, draw: tuple[int, int, int] | None = None
+    ) -> None:
+        """Write one image of a batch into `row`.
+
+        Args:
+            row: Of the batch's memory.
+            pixels: uint8 (H, W, 3).
+            box: Where the crop's part lies in them.
+            crop: What becomes of it.
+            draw: Epoch, index and occurrence, which the draws of a transform depend on.
+        """
+        # A transform of one's own may write into its image, and keep it: never a batch's memory.
+        image = self._local.image(self._size) if self._convert or self.transform else row
+        self._resize(image, pixels, box, crop)
+        if crop.mirror:
+            cv2.flip(image, 1, dst=image)
+        if self.transform and draw:
+            try:
+                image = self.transform.apply(image, *draw)
+            except Exception as error:
+                error.is_of_transform = True  # type: ignore[attr-defined]  # the image is there, and can be decoded
+                raise
+        if self._convert:
+            self._convert(image, row)
+        elif self.transform:
+            np.copyto(row, image)
+
+
+class _Scratch(threading.local):
+    """A crop in bytes for each thread: small enough for its core's cache, where a batch is not."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def image(self, size: Size) -> np.ndarray:
+        """Memory for a crop, uint8 (height, width, 3); the next one overwrites it."""
+        n_bytes = math.prod(size) * 3
+        if len(self._bytes) < n_bytes:
+            self._bytes = np.empty(n_bytes, np.uint8)
+        return self._bytes[:n_bytes].reshape(*size, 3)
+
+    def __reduce__(self) -> tuple:  # of a copy of the loader, such as for another process
+        return _Scratch, ()
+
+
+# Resizing
+
+
+INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+# torch's own functions behind `interpolate`, which write into memory at hand; a torch without them gives new memory.
+_INTO_MEMORY = {name: getattr(torch._C._nn, f"_upsample_{name}2d_aa", None) for name in INTERPOLATIONS}
+
+
+@dataclass(frozen=True)
+class Resizer:
+    """How photos and crops of them are resized: as torchvision, Pillow or OpenCV do.
+
+    Args:
+        antialias: Average over all source pixels when shrinking, as torchvision and Pillow do. False: as OpenCV does,
+            and so Albumentations. Enlarged crops are the same in both, except for rounding.
+        interpolation: One of `INTERPOLATIONS`; for others than bilinear antialiasing is needed.
+    """
+
+    antialias: bool = True
+    interpolation: str = "bilinear"
+
+    @property
+    def radius(self) -> int:
+        """How far the filter reaches, in pixels of what is smaller."""
+        return 1 if self.interpolation == "bilinear" else 2
+
+    def part(self, target: np.ndarray, pixels: np.ndarray, box: Box, crop: Crop | None = None) -> None:
+        """Write a part of `pixels` into `target`: pixels beyond it do not count, as in `RandomResizedCrop`.
+
+        Args:
+            target: uint8 (height, width, 3), contiguous; overwritten.
+            pixels: uint8 (H, W, 3).
+            box: Of the part in `pixels`. Fractions of a pixel count: after decoding at 1/4, rounding would move the
+                crop by up to half of a pixel that is four times as large.
+            crop: Says nothing more here.
+        """
+        top, left, height, width = box
+        if top % 1 or left % 1 or height % 1 or width % 1:
+            (self._by_pillow if self.antialias else _warp)(target, pixels, box)
+            return
+        part = pixels[int(top) : int(top + height), int(left) : int(left + width)]
+        is_smaller = height > target.shape[0] or width > target.shape[1]
+        if self.interpolation != "bilinear":
+            self._by_pillow(target, part, (0, 0, height, width))
+        elif self.antialias and is_smaller:
+            _interpolate_into(target, part)
+        else:
+            cv2.resize(part, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+
+    def photo(self, target: np.ndarray, pixels: np.ndarray, box: Box, crop: Crop) -> None:
+        """Write what is seen of a whole photo that is resized, bit for bit as torchvision's v2 resizes tensors.
+
+        Pillow, and so timm, takes four times as long, for pixels that differ by 1 (bicubic: 2) in one of some hundreds.
+
+        Args:
+            target: As for `part`.
+            pixels: uint8 (H, W, 3): the photo from its corner on, as far as `pixels_needed` says, or all of it.
+            box: Of the whole photo, which begins with `pixels` and may reach beyond them. The last pixel of one that
+                was decoded at a part of its size may stand for less than a pixel.
+            crop: What it is resized to, and what is seen of that.
+        """
+        height, width, resized = math.ceil(box[2]), math.ceil(box[3]), (crop.resized_height, crop.resized_width)
+        top, left = crop.seen_top, crop.seen_left
+        if resized != (height, width):
+            pixels = self._resize_corner(target.shape, pixels, (height, width), crop)
+        bottom, right = min(top + target.shape[0], resized[0]), min(left + target.shape[1], resized[1])
+        seen = pixels[max(0, top) : bottom, max(0, left) : right]
+        if seen.shape != target.shape:
+            target[:] = 0
+        np.copyto(target[max(0, -top) :, max(0, -left) :][: seen.shape[0], : seen.shape[1]], seen)
+
+    def _resize_corner(self, shape: Sequence[int], pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
+        """A photo of a size, resized from its corner up to the end of what is seen of it, or a little further."""
+        factors = crop.resized_height / size[0], crop.resized_width / size[1]
+        if not self.antialias:
+            return cv2.resize(pixels, None, fx=factors[1], fy=factors[0], interpolation=cv2.INTER_LINEAR)
+        ends = (
+            min(crop.seen_top + shape[0], crop.resized_height), min(crop.seen_left + shape[1], crop.resized_width)
+        )  # fmt: skip
+        return _interpolate_corner(pixels, ends, factors, self.interpolation)
+
+    def _by_pillow(self, target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
+        top, left, height, width = box
+        corners = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
+        resized = Image.fromarray(pixels).resize(target.shape[1::-1], INTERPOLATIONS[self.interpolation], box=corners)
+        np.copyto(target, np.asarray(resized))
+
+
+def _interpolate_into(target: np.ndarray, pixels: np.ndarray) -> None:
+    """All of `pixels` resized to the size of `target`."""
+    if into_memory := _INTO_MEMORY["bilinear"]:
+        into_memory(_as_torch(pixels), target.shape[:2], False, None, None, out=_as_torch(target))
+    else:
+        np.copyto(target, _as_numpy(interpolate(_as_torch(pixels), target.shape[:2], mode="bilinear", antialias=True)))
+
+
+def _interpolate_corner(pixels: np.ndarray, ends: Size, factors: tuple[float, float], mode: str) -> np.ndarray:
+    """Pixels of a photo from its corner on, resized by factors; rows and columns up to `ends`, or some more."""
+    if into_memory := _INTO_MEMORY[mode]:
+        # torch leaves a side as it is that is to have as many pixels as before, whatever the factor.
+        rows, columns = (
+            end + (end == n and factor != 1) for end, n, factor in zip(ends, pixels.shape, factors, strict=False)
+        )
+        return _as_numpy(into_memory(_as_torch(pixels), (rows, columns), False, *factors))
+    return _as_numpy(interpolate(_as_torch(pixels), scale_factor=factors, mode=mode, antialias=True))
+
+
+def _as_torch(pixels: np.ndarray) -> Tensor:
+    """A tensor (1, 3, H, W) over pixels (H, W, 3), or over a copy in one piece, which torch would make more slowly."""
+    if not (pixels.flags.c_contiguous and pixels.flags.writeable):  # torch has no read-only tensors, and warns
+        pixels = pixels.copy()
+    # Add the batch axis before permuting: from its stride torch recognizes channels-last memory, and does not copy.
+    return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
+
+
+def _as_numpy(images: Tensor) -> np.ndarray:
+    return images.permute(0, 2, 3, 1)[0].numpy()
+
+
+def _warp(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
+    top, left, height, width = box
+    step_y, step_x = height / target.shape[0], width / target.shape[1]
+    place = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    cv2.warpAffine(pixels, place, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+
+
+# Conversion
+
+
+def _conversion(rows: Rows) -> Callable[[np.ndarray, np.ndarray], None] | None:
+    """What turns a crop of bytes into a row; None: nothing, crops are resized into it as they are."""
+    if rows.dtype == torch.uint8:
+        return None if rows.is_channels_last else _write_planes
+    if rows.is_channels_last:
+        return partial(_write_floats, rows.table[None])
+    return partial(_write_float_planes, np.ascontiguousarray(rows.table.T)[:, None])
+
+
+def _write_floats(table: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
+    cv2.LUT(image, table, dst=row)
+
+
+def _write_planes(image: np.ndarray, row: np.ndarray) -> None:
+    for channel, plane in enumerate(row):
+        cv2.extractChannel(image, channel, dst=plane)
+
+
+def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
+    for channel, plane in enumerate(row):
+        cv2.LUT(cv2.extractChannel(image, channel), tables[channel], dst=plane)
