@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,20 +136,20 @@ class _EncodedImage:
             self._whole = decode(self._data, key=self.key).permute(1, 2, 0).numpy()
         return self._whole
 
-    @cached_property
-    def _tiling(self) -> Tiling | None:  # of which several crops of a photo are cut
-        return tiling_of(self._data, self._head) if self._head else None
-
     def decode(self, box: WholeBox, scale: int, *, from_corner: bool = False) -> Part:
         """The pixels of a box, perhaps at a part of their size; arguments as of `RegionDecoder.decode`."""
         if self._whole is None:
-            tiling = None if from_corner or self._bytes_spared(box) < _LEAST_SPARED else self._tiling
+            tiling = None if from_corner else self._tiling_worth_a_cut(box)
             data, place = cut(self._data, tiling, box, scale) if tiling else (self._data, box)
             if part := self._decoder.decode(data, place, scale, from_corner=from_corner):
                 return part
         return Part(self._decode_whole(), box)
 
-    def _bytes_spared(self, box: WholeBox) -> float:
-        """What a decoder need not read of these bytes if the box is cut out: codes beside it, and all above."""
+    def _tiling_worth_a_cut(self, box: WholeBox) -> Tiling | None:
+        """The pieces of a tiled JPEG, if to cut the box out of its bytes spares more than it takes."""
+        if self._head is None or not self._head.restart_interval:
+            return None
         top, _, height, width = box
-        return len(self._data) * (top + height - height * width / self.size[1]) / self.size[0]
+        # What a decoder then need not read: the codes beside the box, and all above.
+        spared_bytes = len(self._data) * (top + height - height * width / self.size[1]) / self.size[0]
+        return tiling_of(self._data, self._head) if spared_bytes > _LEAST_SPARED else None

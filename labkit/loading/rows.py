@@ -319,8 +319,9 @@ def _as_torch(pixels: np.ndarray) -> Tensor:
     """A tensor (1, 3, H, W) over pixels (H, W, 3), or over a copy in one piece, which torch would make more slowly."""
     if not (pixels.flags.c_contiguous and pixels.flags.writeable):  # torch has no read-only tensors, and warns
         pixels = pixels.copy()
-    # Add the batch axis before permuting: from its stride torch recognizes channels-last memory, and does not copy.
-    return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
+    # By `reshape`, and not by `[None]`, whose axis has the stride 0: from the stride torch recognizes channels-last
+    # memory, and does not copy.
+    return torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
 
 
 def _as_numpy(images: Tensor) -> np.ndarray:

@@ -34,12 +34,12 @@ class StoredImages:
         return partial(self._fill, batch, numbers, crops, batch.boxes(crops))
 
     def _fill(self, batch: Batch, numbers: np.ndarray, crops: np.ndarray, boxes: np.ndarray, rows: slice) -> list[int]:
-        tops = boxes[rows, 0] if batch.views[0].policy.train else 0
         bottoms, rights = (boxes[rows, TOP_LEFT] + boxes[rows, SIDES]).T
-        self._store.read_ahead(numbers[rows].tolist(), np.column_stack(np.broadcast_arrays(tops, bottoms - tops)))
+        tops = boxes[rows, 0] * batch.views[0].policy.train  # a whole photo is resized from its corner on
+        self._store.read_ahead(numbers[rows].tolist(), zip(tops, bottoms - tops, strict=True))
         images = zip(numbers[rows].tolist(), bottoms.tolist(), rights.tolist(), crops[rows].tolist(), strict=True)
         for position, (number, bottom, right, crops_of_image) in enumerate(images, rows.start):
-            pixels = self._store.pixels(number)[:bottom, :right]  # from their corner, from which some are resized
+            pixels = self._store.pixels(number)[:bottom, :right]
             for view, crop in enumerate(map(Crop._make, crops_of_image)):
                 batch.write(position, view, pixels, crop[:4], crop)
         return []
