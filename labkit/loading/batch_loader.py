@@ -34,7 +34,6 @@ from labkit.loading.rows import ARRAY_DTYPES, INTERPOLATIONS, Batch, BatchBuffer
 from labkit.loading.samplers import SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import SeededIndices, derived_seed
 from labkit.loading.stored import StoredImages
-from labkit.loading.torch_loader import cores_per_rank
 from labkit.util.arguments import (
     check_normalization,
     kind_of,
@@ -46,7 +45,7 @@ from labkit.util.arguments import (
     require_seed,
 )
 from labkit.util.gone import refuse_arguments
-from labkit.util.process import PerProcess, use_one_torch_thread
+from labkit.util.process import PerProcess, cores_per_rank, use_one_torch_thread
 
 
 class BatchLoader(Labeled, Resumable):
@@ -56,25 +55,41 @@ class BatchLoader(Labeled, Resumable):
     and write into the batch itself. Only the rows and columns of a JPEG that the crop needs are decoded, at the
     smallest of 1/1, 1/2, 1/4 and 1/8 of its size at which the crop still has `size` pixels in height and width.
 
+    >>> train = lk.BatchLoader("photos", size=224, batch_size=4)
+    >>> val = lk.BatchLoader("photos", size=224, batch_size=4, train=False, classes=train.classes)
+    >>> for images, labels in train:
+    ...     pass  # your training step; `images` are bytes, (4, 3, 224, 224)
+
     Args:
-        source: A store of encoded images, a path or URL of one, as `lk.open_store` takes it, or a `PixelStore`.
+        source: A folder of images, or another path or URL that `lk.open_store` takes; a store; or a `PixelStore`.
         size: Side of the square crops in pixels, or their (height, width).
+        batch_size: Images in a batch.
+        train: False, for evaluation: nothing is drawn or shuffled. The center of each image is seen, resized as
+            torchvision's v2 `Resize` and `CenterCrop` do, bit for bit.
+        num_threads: Threads that load. Default: one per usable core, shared among the ranks of this machine.
+        dtype: `torch.uint8`, to be normalized on the GPU; or `torch.float32`, `float16` or `bfloat16`, which the
+            threads write as they normalize. Floats take two to four times the memory, on the way to the GPU, too.
+        mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
+        transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
+            torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
+            shape. `labkit.loading.own_transform.OwnTransform` has the rules.
+        labels: The label of each image, as for `ImageDataset`. Default: the number of its folder.
+        seed: Of order, crops, flips and the draws of `transform`. They depend only on (seed, epoch, index), and on how
+            many times the index came before in the epoch.
+
         crops: Several crops of each image: (size, scale, number) of each kind, and `size` and `scale` do not count. For
             DINO: `crops=[(224, (0.25, 1), 2), (96, (0.05, 0.25), 8)]`. Each image is read once, and decoded once.
-        batch_size: Images in a batch.
-        num_threads: Default: one per usable core, shared among the ranks that torchrun starts on this machine.
+        scale: Smallest and largest share of the image area in a crop.
+        ratio: Smallest and largest width / height of a crop.
+        flip: Probability of mirroring.
         antialias: True: the pixels of torchvision's v2 transforms, to within rounding. False: OpenCV's bilinear, as
             in Albumentations. They differ where a crop is shrunk.
-        dtype: `torch.uint8`; or `torch.float32`, `float16` or `bfloat16`, which the threads write as they normalize.
-            Floats take two to four times the memory of bytes, on the way to the GPU, too.
-        mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
-        memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
-        seed: Of order, crops and flips, which depend only on (seed, epoch, index), and on how many times the index came
-            before in the epoch.
-        train: False: no draws. The center of each image is seen, with the pixels of torchvision's v2.
+        interpolation: `"bilinear"`, or `"bicubic"`, for which `antialias` must be on.
         resize: With `train=False`, the shorter side that an image is resized to before its center is cropped. Default:
             it just covers `size` / 0.875: 256 for `size=224`. timm's `crop_pct` of 0.95 is `resize=int(224 / 0.95)`.
-        interpolation: `"bilinear"`, or `"bicubic"`, for which `antialias` must be on.
+        scaled_decoding: False: always decode at full size. Default: the value of `train`, as decoding at 1/2, 1/4 or
+            1/8 gives slightly other pixels.
+        memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. torch's random samplers without a generator of their own draw by (seed, epoch).
@@ -83,11 +98,11 @@ class BatchLoader(Labeled, Resumable):
         batch_sampler: Gives the indices of each batch instead. A `BucketBatchSampler`, whose batches have several
             shapes, goes with `lk.ImageDataset(buckets=)` and `lk.make_loader`.
         drop_last: Leave out a last batch that is not full.
-        scale: Smallest and largest share of the image area in a crop.
-        ratio: Smallest and largest width / height of a crop.
-        flip: Probability of mirroring.
-        scaled_decoding: False: always decode at full size. Default: the value of `train`, as decoding at 1/2, 1/4 or
-            1/8 gives slightly other pixels.
+        keys, classes, return_keys: As for `ImageDataset`. `classes=train.classes` gives the numbers of the training set
+            to a validation set that lacks some of its classes. A `PixelStore` has its own labels, whose classes must be
+            these.
+        on_error: `"raise"` passes errors on. `"skip"` leaves an image that cannot be decoded, or is gone, out of its
+            batch and adds it to `skipped`, which is also printed at exit.
         prefetch_factor: Batches made ahead.
         pin_memory: Page-locked batches. Default: if CUDA is available.
         reads_in_flight: Requests to the store at a time, by as many threads that only read, in addition to those that
@@ -96,15 +111,6 @@ class BatchLoader(Labeled, Resumable):
             images in memory are at most those of `prefetch_factor + 1` batches and `reads_in_flight` more. An
             `HttpStore`, an `ObjectStore` on S3 or a `TarStore` on either keeps as many connections. A `break` gives up
             what has not begun. Default: the threads that decode read, each its own image.
-        on_error: `"raise"` passes errors on. `"skip"` leaves an image that cannot be decoded, or is gone, out of its
-            batch and adds it to `skipped`, which is also printed at exit.
-        keys, labels, classes, return_keys: As for `ImageDataset`. `BatchLoader(val, classes=train.classes)`
-            gives the numbers of the training set to a validation set that lacks some of its classes. A `PixelStore` has
-            its own labels, whose classes must be these.
-        transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
-            torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
-            shape. Its draws, too, depend only on (seed, epoch, index). `labkit.loading.own_transform.OwnTransform` has
-            the rules.
 
     Batches: `(images, labels)`; images (batch_size, 3, height, width) RGB of `dtype` in `memory_format`, or with
     `crops` a list of such tensors, one for each crop; labels int64 (batch_size,), or what `labels` makes of them. With
@@ -122,13 +128,9 @@ class BatchLoader(Labeled, Resumable):
     Attributes:
         epoch: Number of the next epoch. Each `iter()` takes it and adds one; `load_state_dict` sets it, too. Of several
             passes, it is set by that which gave a batch last.
+        source: The store, or the `PixelStore`.
         dataset: An `ImageDataset` of the same images, or the `PixelStore`; `len(loader.dataset)` counts them.
         keys, classes, class_to_idx, labels: As of `ImageDataset`.
-
-    >>> loader = lk.BatchLoader("photos", size=224, batch_size=4, seed=0)
-    >>> images, labels = next(iter(loader))
-    >>> images.shape, images.dtype
-    (torch.Size([4, 3, 224, 224]), torch.uint8)
 
     Raises:
         ValueError: a wrong argument, folders that cannot be classes (see `ImageDataset`), an empty store, both
@@ -146,35 +148,35 @@ class BatchLoader(Labeled, Resumable):
         source: Any,
         *,
         size: int | tuple[int, int] = 224,
-        crops: Sequence[tuple[int, tuple[float, float], int]] | None = None,
         batch_size: int = 64,
+        train: bool = True,
         num_threads: int | None = None,
-        antialias: bool = True,
         dtype: torch.dtype = torch.uint8,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        memory_format: torch.memory_format = torch.channels_last,
+        transform: Callable[[Any], Any] | None = None,
+        labels: Any = None,
         seed: int = 0,
-        train: bool = True,
+        crops: Sequence[tuple[int, tuple[float, float], int]] | None = None,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+        antialias: bool = True,
+        interpolation: str = "bilinear",
+        resize: int | None = None,
+        scaled_decoding: bool | None = None,
+        memory_format: torch.memory_format = torch.channels_last,
         shuffle: bool | None = None,
         sampler: Sampler[int] | Iterable[int] | None = None,
         batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
         drop_last: bool = False,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: float = 0.5,
-        scaled_decoding: bool | None = None,
-        resize: int | None = None,
-        interpolation: str = "bilinear",
+        keys: Iterable[str] | None = None,
+        classes: Sequence[str] | None = None,
+        return_keys: bool = False,
+        on_error: str = "raise",
         prefetch_factor: int = 2,
         pin_memory: bool | None = None,
         reads_in_flight: int | None = None,
-        on_error: str = "raise",
-        keys: Iterable[str] | None = None,
-        labels: Any = None,
-        classes: Sequence[str] | None = None,
-        return_keys: bool = False,
-        transform: Callable[[Any], Any] | None = None,
         **removed: Never,
     ):
         refuse_arguments("BatchLoader", removed)

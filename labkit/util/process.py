@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from labkit.util.machine import main_is_script
+from labkit.util.machine import main_is_script, usable_cores
 
 if TYPE_CHECKING:  # commands that need none of them start without
     from tqdm import tqdm
@@ -108,6 +108,11 @@ def number_in_environment(name: str, default: int, environment: Mapping[str, str
         return int(environment.get(name, default))
     except ValueError:
         return default
+
+
+def cores_per_rank() -> int:
+    """Usable cores for this process, at least one: the ranks that torchrun starts on this machine share them."""
+    return max(1, usable_cores() // max(1, number_in_environment("LOCAL_WORLD_SIZE", 1)))
 
 
 def rank_and_world_size() -> tuple[int, int]:

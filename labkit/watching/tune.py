@@ -14,13 +14,14 @@ from torch.utils.data import Subset
 
 from labkit.data.dataset import collate
 from labkit.errors import WrongTypeError
-from labkit.loading.torch_loader import LoaderConfig, allow_waiting_workers, cores_per_rank, make_loader
+from labkit.loading.torch_loader import LoaderConfig, allow_waiting_workers, make_loader
 from labkit.measure.compare import compare
 from labkit.measure.statistics import quiet_summary
 from labkit.measure.steady import ReplayLoader, with_step
 from labkit.measure.unchanged import unchanged
 from labkit.util.arguments import require_int, require_positive
 from labkit.util.machine import usable_cores
+from labkit.util.process import cores_per_rank
 from labkit.watching.diagnose import counted
 
 DEFAULT, STEP_ALONE = "default", "step alone"

@@ -16,10 +16,10 @@ import labkit as lk
 from labkit.app.cli import main
 from labkit.data import tiles
 from labkit.data.decode import missing_decoders
-from labkit.data.partial_jpeg import LIBRARY_VARIABLE, WholeDecoder, without_segments
-from labkit.data.tiles import MANIFEST, cut_jpeg, head_of, restart_interval, tile_jpegs, tiling_of
+from labkit.data.partial_jpeg import LIBRARY_VARIABLE, WholeDecoder, head_of, without_segments
+from labkit.data.tiles import MANIFEST, cut_jpeg, restart_interval, tile_jpegs, tiling_of
 from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, WrongTypeError
-from labkit.loading import fill
+from labkit.loading import encoded as encoded_images
 from labkit.util.files import write_atomic
 from tests.data.test_partial_jpeg import jpeg, needs_library, random_crops, whole
 from tests.image_files import encoded, write_pictures
@@ -463,11 +463,13 @@ def tiled_and_plain() -> tuple[MemoryStore, MemoryStore]:
 )
 def test_batch_loader_gives_the_same_batches_and_decodes_parts(options, library, monkeypatch):
     if not library:
-        monkeypatch.setattr(fill, "open_decoder", WholeDecoder)
+        monkeypatch.setattr(encoded_images, "open_decoder", WholeDecoder)
     decoded = []
-    decoder = type(fill.open_decoder())
+    decoder = type(encoded_images.open_decoder())
     monkeypatch.setattr(
-        decoder, "decode", lambda *given, decode=decoder.decode: decoded.append(given[1]) or decode(*given)
+        decoder,
+        "decode",
+        lambda *given, decode=decoder.decode, **how: decoded.append(given[1]) or decode(*given, **how),
     )
     tiled, plain = tiled_and_plain()
     options = {"size": 160, "batch_size": 3, "seed": 1, **options}

@@ -8,7 +8,7 @@ from torchvision.transforms import RandomResizedCrop
 
 import labkit as lk
 from labkit.loading.crops import flips, random_crops, uniforms
-from labkit.loading.resize import Resizer
+from labkit.loading.rows import Resizer
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIZES = [(375, 500), (640, 427), (50, 400), (300, 40), (3, 2), (1, 1)]
@@ -63,7 +63,7 @@ def smooth(rows, columns):
 )
 def test_fractions_of_a_pixel_are_kept(antialias, box):
     image, got = np.rint(smooth(*(np.mgrid[:120, :130] + 0.5))).astype(np.uint8), np.empty((56, 56, 3), np.uint8)
-    Resizer(antialias).crop(got, image, box)
+    Resizer(antialias).part(got, image, box)
     top, left, height, width = box
     rows = top + (np.arange(56)[:, None] + 0.5) * height / 56
     columns = left + (np.arange(56)[None] + 0.5) * width / 56

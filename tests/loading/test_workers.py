@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as DataLo
 
 import labkit as lk
 from labkit.errors import WorkerDied
-from labkit.loading.torch_loader import explain_death
+from labkit.loading.workers import explain_death
 from tests.loaders import Numbers, eventually, indices, loader_of, script_in_session, session_of, solid
 from tests.memory_store import MemoryStore
 from tests.serving import QuietFolder, serving
