@@ -19,6 +19,7 @@ from torchvision.transforms.v2 import functional as F
 import labkit as lk
 from labkit.course.oracles import oracle_files
 from labkit.data import partial_jpeg
+from labkit.loading import rows
 from labkit.loading.crops import flips, random_crops, uniforms
 from tests.image_files import encoded
 from tests.loaders import same, solid
@@ -56,6 +57,10 @@ def loader_of(store, **options):
 def epoch_of(loader):
     images, labels = zip(*loader, strict=True)
     return torch.cat(images), torch.cat(labels)
+
+
+def as_image(pixels):
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
 
 def in_order(store, **options):
@@ -232,14 +237,52 @@ class TestPixels:
             assert (seen.max() + seen.min()) / 2 == pytest.approx((side - 1) / 2, abs=1)
             assert seen.max() - seen.min() == pytest.approx((n_seen - 1) * 200 / 183, abs=2)
 
-    def test_for_evaluation_without_antialiasing_are_those_of_opencv(self, photos):
-        images, _ = epoch_of(loader_of(photos, train=False, size=224, antialias=False))
+    @pytest.mark.parametrize("torch_has", ["memory at hand", "new memory"])
+    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+    def test_for_evaluation_are_those_of_torchvision_where_the_size_hardly_changes(
+        self, interpolation, torch_has, monkeypatch, library
+    ):
+        """Where a part of the photo may have as many rows as are seen of the result, which torch would not resize."""
+        if torch_has == "new memory":
+            monkeypatch.setattr(rows, "_INTO_MEMORY", dict.fromkeys(rows.INTERPOLATIONS))
+        photos = [Image.effect_noise((59 + n, 57 + n % 7), 60).convert("RGB") for n in range(16)]
+        store = MemoryStore({f"a/{n:02}.jpg": encoded(photo, quality=95) for n, photo in enumerate(photos)})
+        for size, resize in ((52, 60), (60, 60), (48, 64), ((20, 55), 58)):
+            options = {"train": False, "size": size, "resize": resize, "interpolation": interpolation}
+            images, _ = epoch_of(loader_of(store, **options))
+            steps = v2.Compose([v2.Resize(resize, v1.InterpolationMode(interpolation)), v2.CenterCrop(size)])
+            assert torch.equal(images, torch.stack(list(map(steps, decoded(store)))))
+
+    def test_for_evaluation_decode_what_is_seen_alone(self, photos, monkeypatch, library):
+        """From the pixels of a photo that another one left behind nothing comes into a batch."""
+        boxes, decoder = [], type(partial_jpeg.open_decoder())
+        decode = decoder.decode
+        monkeypatch.setattr(decoder, "decode", lambda *given, **how: boxes.append(given[2]) or decode(*given, **how))
+        first, _ = epoch_of(loader_of(photos, train=False, num_threads=1, size=40, resize=200))
+        again, _ = epoch_of(loader_of(photos, train=False, num_threads=1, size=40, resize=200, sampler=range(8)[::-1]))
+        assert torch.equal(again, first.flip(0))
+        assert all(top > 0 and left > 0 for top, left, _, _ in boxes)
+        whole = [image.shape[1:].numel() for image in decoded(photos)]
+        assert all(height * width < n / 4 for (_, _, height, width), n in zip(boxes, whole, strict=False))
+
+    @pytest.mark.parametrize(("size", "resize"), [(224, None), (40, 200), ((96, 160), 128), (300, 320)])
+    def test_for_evaluation_without_antialiasing_are_those_of_opencv(self, photos, size, resize):
+        images, _ = epoch_of(loader_of(photos, train=False, size=size, resize=resize, antialias=False))
+        side = resize or 256
         for got, image in zip(images, decoded(photos), strict=True):
             height, width = image.shape[1:]
-            shape = (int(256 * width / height), 256) if height < width else (256, int(256 * height / width))
+            shape = (int(side * width / height), side) if height < width else (side, int(side * height / width))
             whole = cv2.resize(image.permute(1, 2, 0).numpy(), shape, interpolation=cv2.INTER_LINEAR)
-            expected = F.center_crop(torch.from_numpy(whole).permute(2, 0, 1), [224, 224])
-            assert largest_difference(got, expected) <= 1
+            shape = [size, size] if isinstance(size, int) else list(size)
+            expected = F.center_crop(torch.from_numpy(whole).permute(2, 0, 1), shape)
+            assert torch.equal(got, expected)
+
+    @pytest.mark.parametrize("antialias", [True, False])
+    def test_for_evaluation_of_a_pixel_store_are_those_of_its_photos(self, pixels, antialias):
+        images, _ = epoch_of(loader_of(pixels, train=False, size=20, resize=30, antialias=antialias))
+        whole = MemoryStore({f"a/{n:02}.png": encoded(as_image(pixels[n][0]), "PNG") for n in range(len(pixels))})
+        expected, _ = epoch_of(loader_of(whole, train=False, size=20, resize=30, antialias=antialias))
+        assert torch.equal(images, expected)
 
     @files_and_pixels
     def test_may_have_any_height_and_width(self, source):

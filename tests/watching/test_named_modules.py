@@ -22,3 +22,22 @@ def test_each_name_in_a_string_exists(path):
 def test_names_are_found():
     text = "".join(path.read_text() for path in SOURCES)
     assert "labkit.loading.batch_loader" in text
+
+
+def changed_methods():
+    """Of labkit's own, what `hooks` changes: each module with the class and method that stand beside it."""
+    tree = ast.parse((REPO / "labkit/watching/hooks.py").read_text())
+    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    for module, value in (
+        (key, value) for table in tables for key, value in zip(table.keys, table.values, strict=True)
+    ):
+        if isinstance(module, ast.Constant) and str(module.value).startswith("labkit."):
+            names = [node.value for node in ast.walk(value) if isinstance(node, ast.Constant)]
+            yield module.value, ".".join(names)
+
+
+def test_each_method_that_is_changed_exists():
+    changed = list(changed_methods())
+    assert ("labkit.loading.batch_loader", "BatchLoader.__iter__") in changed
+    for module, name in changed:
+        assert callable(pkgutil.resolve_name(f"{module}:{name}"))
