@@ -201,7 +201,7 @@ def has_all_scans(data: bytes) -> bool:
 APP11, _APP1_WHOLE, _SOF0, _SOF1, _DRI, _SOS = 0xFFEB, 0xFFE1, 0xFFC0, 0xFFC1, 0xFFDD, 0xFFDA
 _SKIPPED = frozenset([0xFFC4, *range(0xFFDB, 0xFFFF)]) - {_APP1_WHOLE, _DRI}  # DHT, and DQT to COM
 TILE_TABLE = b"labkit tiles\0"  # with which the segments of a tiled JPEG's table begin
-SEGMENT, SIDES = struct.Struct(">HH"), struct.Struct(">HH")  # marker and length; height and width
+SEGMENT, HEIGHT_WIDTH = struct.Struct(">HH"), struct.Struct(">HH")  # marker and length; height and width
 
 
 class Head(NamedTuple):
@@ -254,7 +254,7 @@ def head_of(data: bytes) -> Head | None:
         n_components = data[header_at + 9]
         if not header_at or data[:2] != START_OF_IMAGE or data[header_at + 4] != 8 or data[at + 4] != n_components:
             return None
-        height, width = SIDES.unpack_from(data, header_at + 5)
+        height, width = HEIGHT_WIDTH.unpack_from(data, header_at + 5)
         mcu = mcu_of(data[header_at + 10 : header_at + 10 + 3 * n_components])
     except (struct.error, IndexError):
         return None
@@ -299,11 +299,11 @@ class Part(NamedTuple):
     """Decoded pixels and where in them the box lies that was asked for.
 
     pixels: uint8 (height, width, 3) RGB, valid until the decoder is used again.
-    box: Top, left, height, width of the box in these pixels; whole numbers at full size.
+    place: Top, left, height, width of the box in these pixels; whole numbers at full size.
     """
 
     pixels: np.ndarray
-    box: tuple[float, float, float, float]
+    place: tuple[float, float, float, float]
 
 
 class _Region(ctypes.Structure):
@@ -367,14 +367,14 @@ class RegionDecoder:
         """Decode what a box needs.
 
         Args:
-            data: A JPEG that `header` accepted, or `head_of`.
+            data: A JPEG of which `header` or `head_of` gave the size.
             box: Top, left, height and width in pixels of the full image.
             scale: One of `SCALES`: 2 for an image of half the height and half the width.
             from_corner: Let the pixels begin where the image does, for whoever counts from there. Those above the box
                 and left of it are then of some earlier image, and nothing is spent on them.
 
         Returns:
-            The pixels, or None if the data are damaged.
+            The pixels, or None if the data are damaged, or cannot be decoded in parts.
         """
         library, handle, n_bytes = self._library, self._handle, len(data)
         source = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))

@@ -33,7 +33,7 @@ class Store(Protocol):
 
 
 def read_bytes(store: Store, key: str) -> bytes:
-    """The bytes of one image, whatever a store keeps them in. Every read of a store is made here: so would be a retry.
+    """The bytes of one image, whatever a store keeps them in. Every read of a store is made here.
 
     Raises:
         WrongTypeError: the store gave something else than bytes. And what `store.read` raises.

@@ -36,10 +36,10 @@ from labkit.data.decode import decode, max_pixels, open_image
 from labkit.data.partial_jpeg import (
     APP11,
     CHROMA_REACH,
+    HEIGHT_WIDTH,
     LIBRARY_VARIABLE,
     SCALES,
     SEGMENT,
-    SIDES,
     START_OF_IMAGE,
     TILE_TABLE,
     Head,
@@ -197,7 +197,7 @@ def cut(data: bytes, tiling: Tiling, box: Box, scale: int) -> tuple[bytes | byte
         return data, box
     y, x = first_row * mcu_height, first * piece_width
     header = bytearray(head.data)
-    SIDES.pack_into(
+    HEIGHT_WIDTH.pack_into(
         header, head.sides_at, min(head.height, end_row * mcu_height) - y, min(head.width, end * piece_width) - x
     )
     before = markers[:-1].reshape(n_rows, n_columns)[first_row:end_row, first:end]

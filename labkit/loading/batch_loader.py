@@ -1,4 +1,15 @@
-"""BatchLoader: threads write crops straight into batches, without worker processes or copies between them."""
+"""BatchLoader: threads write crops into batches, without worker processes or copies between them.
+
+The way of a photo into a batch:
+
+    BatchLoader.__iter__        begins a pass over an epoch: `Pass` in resume.py, of which `_ThreadsPass` is one
+    _ThreadsPass._next_batch    takes the next indices from the sampler (samplers.py), and starts some batches ahead
+    BatchLoader._start_batch    gets memory for the batch (rows.py), and gives each thread a slice of its rows
+    EncodedImages._fill         reads the files (stores.py), draws crops (crops.py), decodes the boxes that they need
+                                (partial_jpeg.py); of a `PixelStore`, `StoredImages._fill` looks at the pixels
+    RowWriter.write             resizes a crop, mirrors it, and converts it into its row (rows.py)
+    BatchLoader._finish         waits for all rows, and adds the labels
+"""
 
 import sys
 from collections import deque
@@ -25,12 +36,12 @@ from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, NothingLeft
 from labkit.loading.bucket_sampler import BucketBatchSampler, check_batch_sampler
-from labkit.loading.crops import CropPolicy, Size
+from labkit.loading.crops import CropPolicy, Crops, Size
 from labkit.loading.encoded import EncodedImages
 from labkit.loading.own_transform import OwnTransform
 from labkit.loading.read_ahead import AfterReads, Reader, with_reads
 from labkit.loading.resume import FailedBatch, Pass, Progress, Resumable
-from labkit.loading.rows import ARRAY_DTYPES, INTERPOLATIONS, Batch, BatchBuffers, Resizer, Rows, RowWriter, View
+from labkit.loading.rows import ARRAY_DTYPES, INTERPOLATIONS, Batch, BatchBuffers, Resizer, Rows, RowWriter
 from labkit.loading.samplers import SeededBatchSampler, check_repeatable, choose_sampler
 from labkit.loading.seeding import SeededIndices, derived_seed
 from labkit.loading.stored import StoredImages
@@ -180,7 +191,8 @@ class BatchLoader(Labeled, Resumable):
         **removed: Never,
     ):
         refuse_arguments("BatchLoader", removed)
-        self.size, self.batch_size = size, require_int("batch_size", batch_size)
+        self.size = size
+        self.batch_size = require_int("batch_size", batch_size)
         self._seed = seed = require_seed(seed)
         self.num_threads = cores_per_rank() if num_threads is None else require_int("num_threads", num_threads)
         self.batches_in_flight = prefetch_factor = require_int("prefetch_factor", prefetch_factor)
@@ -189,17 +201,23 @@ class BatchLoader(Labeled, Resumable):
         _check_flags(optional, antialias=antialias, train=train, return_keys=return_keys)
         _check_crops(scale, ratio, flip, train, resize)
         _check_pixels(dtype, mean, std, memory_format, antialias, interpolation)
-        self._returns_keys, self._has_crops = bool(return_keys), crops is not None
-        resizer, pinned = Resizer(bool(antialias), interpolation), torch.cuda.is_available() and pin_memory is not False
-        self._views = list[View]()
-        for number, (side, share) in enumerate(_checked_crops(crops, train) if self._has_crops else [(size, scale)]):
-            own_seed, height_width = derived_seed(seed, number) if number else seed, _checked_size(side)
-            policy = CropPolicy(height_width, train, own_seed, share, ratio, flip, resize, resizer.radius)
+        self._returns_keys = bool(return_keys)
+        self._has_crops = crops is not None
+        kinds = [(size, scale)] if crops is None else list(_checked_crops(crops, train))
+        resizer = Resizer(bool(antialias), interpolation)
+        pinned = torch.cuda.is_available() and pin_memory is not False
+        policies, self._writers = list[CropPolicy](), list[RowWriter]()
+        for number, (side, share) in enumerate(kinds):
+            height_width = _checked_size(side)
+            own_seed = derived_seed(seed, number) if number else seed
+            policies.append(CropPolicy(height_width, train, own_seed, share, ratio, flip, resize, resizer.radius))
             buffers = BatchBuffers(prefetch_factor + 2, pinned)
             rows = Rows(height_width, dtype, mean, std, memory_format == torch.channels_last, buffers)
             own = None if transform is None else _checked_transform(transform, own_seed)
-            self._views.append(View(policy, rows, RowWriter(rows, resizer.part if train else resizer.photo, own)))
-        self._open(source, keys, labels, classes, train if scaled_decoding is None else scaled_decoding, on_error)
+            self._writers.append(RowWriter(rows, resizer.resize_crop if train else resizer.resize_photo, own))
+        self._crops = Crops(policies)
+        scaled_decoding = train if scaled_decoding is None else scaled_decoding
+        self._open_source(source, keys, labels, classes, scaled_decoding, on_error)
         self._reader = None if reads_in_flight is None else _checked_reader(self.source, self.keys, reads_in_flight)
         if batch_sampler is None:
             shuffle = train if shuffle is None and sampler is None else shuffle
@@ -207,16 +225,20 @@ class BatchLoader(Labeled, Resumable):
             self.batch_sampler: Any = SeededBatchSampler(sampler, batch_size, drop_last, seed)
         else:
             others = {"shuffle": shuffle, "sampler": sampler, "drop_last": drop_last, "crops": crops, "resize": resize}
-            _check_no_buckets(batch_sampler)
-            check_batch_sampler(batch_sampler, self.dataset, **others)
-            check_repeatable("batch_sampler", batch_sampler)
+            _check_batch_sampler(batch_sampler, self.dataset, others)
             self.batch_sampler, self.batch_size = batch_sampler, getattr(batch_sampler, "batch_size", batch_size)
-        self._start_counting()
+        self._start_counting()  # of epochs
         # Kept for all epochs, since OpenCV keeps about 1 KB for each thread that ended.
         self._threads = PerProcess(partial(ThreadPoolExecutor, self.num_threads, _THREADS, use_one_torch_thread))
 
-    def _open(self, source: Any, keys: Any, labels: Any, classes: Any, scaled_decoding: bool, on_error: str) -> None:
-        """Find the images of a source, with their names and labels, and what makes rows of them."""
+    def _open_source(
+        self, source: Any, keys: Any, labels: Any, classes: Any, scaled_decoding: bool, on_error: str
+    ) -> None:
+        """Find the images of a source, with their names and labels, and what makes rows of them.
+
+        A folder becomes a `FolderStore`, whose files are listed when an `ImageDataset` asks for their names; their
+        folders are the labels.
+        """
         if not isinstance(source, Store | PixelStore) or isinstance(source, type):
             from labkit.data.remote import as_store  # with the clients of servers, which local stores do without
 
@@ -225,11 +247,11 @@ class BatchLoader(Labeled, Resumable):
         if isinstance(source, PixelStore):
             self.keys, self.classes, self.labels, numbers = _chosen_pixels(source, keys, labels, classes)
             self.dataset: Any = source if numbers is None else Subset(source, numbers.tolist())
-            self._images: StoredImages | EncodedImages = StoredImages(source, numbers)
+            self._images: StoredImages | EncodedImages = StoredImages(source, numbers, self._crops)
         else:
             self.dataset = data = ImageDataset(source, on_error=on_error, keys=keys, labels=labels, classes=classes)
             self.keys, self.classes, self.labels = data.keys, data.classes, data.labels
-            self._images = EncodedImages(source, data.keys, scaled_decoding, data._skips)
+            self._images = EncodedImages(source, data.keys, self._crops, scaled_decoding, data._skips)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
 
@@ -247,10 +269,10 @@ class BatchLoader(Labeled, Resumable):
     def _index_check(self) -> Callable[[SeededIndices], None]:
         return partial(_check_indices, len(self.keys))
 
-    def _start_batch(self, requests: SeededIndices, reads: Sequence[Future] | None) -> "_StartedBatch":
-        """Let the threads make a batch; `reads` has the bytes of its images, unless the threads read them."""
-        indices, occurrences = np.array(requests.plain()), np.array(requests.occurrences)
-        batch, pool = Batch(self._views, indices, occurrences, requests.epoch), self._threads()
+    def _start_batch(self, drawn: SeededIndices, reads: Sequence[Future] | None) -> "_StartedBatch":
+        """Let the threads make a batch of images; `reads` has their bytes, unless the threads read them."""
+        indices, occurrences = np.array(drawn.plain()), np.array(drawn.occurrences)
+        batch, pool = Batch(self._writers, indices, occurrences, drawn.epoch), self._threads()
         fill = self._images.filler(batch)
         # Threads go on with the next batch, so one task per thread is enough; each further one hands over Python's
         # lock. Where tasks begin as their reads arrive, smaller ones begin sooner.
@@ -277,7 +299,7 @@ class BatchLoader(Labeled, Resumable):
                 reason = next(skip.reason for skip in self.skipped if skip.key == key)
                 return FailedBatch(NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}"))
             indices, images = indices[kept], [one[torch.from_numpy(kept)] for one in images]
-        if own := self._views[0].writer.transform:
+        if own := self._writers[0].transform:
             own.warn_if_it_limits()
         keys = ([self.keys[index] for index in indices],) if self._returns_keys else ()
         return images if self._has_crops else images[0], labels_at(self.labels, indices), *keys
@@ -295,21 +317,25 @@ class _StartedBatch(NamedTuple):
 
 
 class _ThreadsPass(Pass):
-    """A pass whose batches are filled by the loader's threads, some of them ahead of the one that is asked for."""
+    """A pass whose batches are filled by the loader's threads, some of them ahead of the one that is asked for.
+
+    `Pass` calls `_start` when it begins, `_next_batch` for each `next`, and `_end` at the end, or when it is left.
+    """
 
     _loader: BatchLoader
 
     def _start(self, progress: Progress) -> None:
         self._started = deque[_StartedBatch]()
-        self._requests = with_reads(self._loader._reader, self._loader._batches_of(progress))
+        batches = self._loader._batches_of(progress)  # the sampler's lists of indices, each a `SeededIndices`
+        self._drawn = with_reads(self._loader._reader, batches)  # each with None, if there is no reader
 
     def _next_batch(self) -> tuple[Any, ...] | FailedBatch:
         loader = self._loader
         while len(self._started) <= loader.batches_in_flight:
-            indices, reads = next(self._requests, (None, None))
-            if indices is None:
+            drawn, reads = next(self._drawn, (None, None))
+            if drawn is None:
                 break
-            self._started.append(loader._start_batch(indices, reads))
+            self._started.append(loader._start_batch(drawn, reads))
             del reads  # the batch alone holds its bytes, until they are decoded
         if not self._started:
             raise StopIteration
@@ -322,7 +348,7 @@ class _ThreadsPass(Pass):
         if not self._progress.is_running:
             return
         super()._end(error)
-        self._requests.close()  # no more reads
+        self._drawn.close()  # no more reads
         running = [task for batch in self._started for task in batch.cancel()]
         # Not where the threads have ended, and the names of modules are gone; nor in one of these threads, in which
         # Python's collector may find a pass that nobody holds any more: it would wait for its own task.
@@ -428,12 +454,14 @@ def _checked_reader(source: Any, keys: Sequence[str], reads_in_flight: Any) -> R
     return Reader(source, keys, require_int("reads_in_flight", reads_in_flight))
 
 
-def _check_no_buckets(batch_sampler: Any) -> None:
+def _check_batch_sampler(batch_sampler: Any, dataset: Any, others: dict[str, Any]) -> None:
     if isinstance(batch_sampler, BucketBatchSampler):
         raise ArgumentError(
             "the batches of a BucketBatchSampler have several shapes, and BatchLoader's have one: give it to "
             "lk.make_loader(lk.ImageDataset(source, buckets=sampler.buckets), batch_sampler=sampler)"
         )
+    check_batch_sampler(batch_sampler, dataset, **others)
+    check_repeatable("batch_sampler", batch_sampler)
 
 
 def _chosen_pixels(

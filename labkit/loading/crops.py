@@ -4,6 +4,7 @@ Numbers come first, which depend only on (seed, epoch, index, occurrence). Crops
 photos are known.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ import numpy as np
 from labkit.loading.seeding import derived_seed
 
 Size = tuple[int, int]  # height and width in pixels
-Box = tuple[float, float, float, float]  # top, left, height and width in pixels
+Box = tuple[int, int, int, int]  # top, left, height and width, in pixels of a photo at its full size
+Place = tuple[float, float, float, float]  # the same in decoded pixels, which may be at a part of its size
 
 _SHARE_SEEN = 0.875  # of each side: 224 of 256
 _ATTEMPTS = 10  # as in torchvision; if all fail, the crop is the largest central one
@@ -47,7 +49,7 @@ BOX, TOP_LEFT, SIDES, RESIZED, SEEN = slice(0, 4), slice(0, 2), slice(2, 4), sli
 
 @dataclass(frozen=True)
 class CropPolicy:
-    """How crops are drawn; without `train`, they are the centers of photos, each resized as a whole.
+    """How one crop of each photo is drawn; without `train`, it is the center of the photo, which is resized as a whole.
 
     `size` is height and width, `radius` that of the filter that resizes. The others are as `BatchLoader` takes them.
     """
@@ -85,6 +87,34 @@ class CropPolicy:
             return crops[:, BOX]
         needed = pixels_needed(crops, self.size, self.radius)
         return np.where(np.reshape(scales, (-1, 1)) == 1, needed, crops[:, BOX])
+
+
+class Crops:
+    """The crops of a loader: one of each photo by each policy.
+
+    Args:
+        policies: All for training, or a single one.
+    """
+
+    def __init__(self, policies: Sequence[CropPolicy]):
+        self._policies, self.train = policies, policies[0].train
+
+    def draw(self, epoch: int, indices: np.ndarray, occurrences: np.ndarray) -> np.ndarray:
+        """Random numbers for each photo and policy, before their sizes are known: float64 (N, policies, DRAWS).
+
+        `occurrences` is how many times each index came before in the epoch.
+        """
+        return np.stack([uniforms(each.seed, epoch, indices, occurrences) for each in self._policies], axis=1)
+
+    def of(self, draws: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """The crops of photos with these draws, whose height and width are `sizes` (N, 2): int64 (N, policies, 9)."""
+        return np.stack([each.crops(draws[:, number], sizes) for number, each in enumerate(self._policies)], axis=1)
+
+    def boxes(self, crops: np.ndarray, scales: np.ndarray | int = 1) -> np.ndarray:
+        """The box around what all crops of a photo need of it, decoded at 1 / scales: int64 (N, 4), as of `Box`."""
+        boxes = np.stack([each.boxes(crops[:, number], scales) for number, each in enumerate(self._policies)])
+        begins = boxes[..., TOP_LEFT].min(0)
+        return np.hstack([begins, (boxes[..., TOP_LEFT] + boxes[..., SIDES]).max(0) - begins])
 
 
 # SplitMix64: each 64-bit counter gives an independent number, so there is no generator to keep or to share.

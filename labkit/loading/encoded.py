@@ -15,12 +15,10 @@ from labkit.data.partial_jpeg import END_OF_IMAGE, SCALES, JpegHeader, Part, hea
 from labkit.data.stores import Store, read_bytes
 from labkit.data.tiles import Tiling, cut, tiling_of
 from labkit.errors import DecodeError, MissingKeyError
-from labkit.loading.crops import RESIZED, SIDES, Crop
+from labkit.loading.crops import RESIZED, SIDES, Box, Crop, Crops
 from labkit.loading.rows import Batch
 
 _LEAST_SPARED = 10_000  # bytes: a cut takes about as long as decoding so many
-
-WholeBox = tuple[int, int, int, int]  # top, left, height and width in pixels of the photo
 
 
 class EncodedImages:
@@ -29,40 +27,44 @@ class EncodedImages:
     Args:
         store: Where the bytes come from.
         keys: Of the images; the indices of a batch count in them.
+        crops: What is written of each.
         scaled_decoding: Whether photos may be decoded at 1/2, 1/4 and 1/8 of their size.
         skips: Where an image that cannot be decoded, or is gone, is noted. None: it is an error.
     """
 
     smallest_task = 2  # images
 
-    def __init__(self, store: Store, keys: Sequence[str], scaled_decoding: bool, skips: SkipLog | None):
-        self._store, self._keys, self._skips = store, keys, skips
+    def __init__(self, store: Store, keys: Sequence[str], crops: Crops, scaled_decoding: bool, skips: SkipLog | None):
+        self._store, self._keys, self._crops, self._skips = store, keys, crops, skips
         self._scales = np.array(SCALES if scaled_decoding else SCALES[:1])
         self._local = _ThreadDecoder()
 
     def filler(self, batch: Batch) -> Callable[..., list[int]]:
         """What writes some rows of a batch, in any thread, and returns those that stay empty.
 
-        It is called with a slice of rows, and perhaps with futures of their images' bytes, which are read here else.
+        It is called with a slice of rows, and perhaps with futures of their images' bytes; without, it reads them.
         """
-        return partial(self._fill, batch, batch.draws())
+        draws = self._crops.draw(batch.epoch, batch.indices, batch.occurrences)
+        return partial(self._fill, batch, draws)
 
     def _fill(self, batch: Batch, draws: np.ndarray, rows: slice, reads: Sequence[Future] | None = None) -> list[int]:
         images = [
-            self._open(self._keys[index], reads[number] if reads else None)
+            self._read(self._keys[index], reads[number] if reads else None)
             for number, index in enumerate(batch.indices[rows].tolist())
         ]
-        crops = batch.crops(draws[rows], np.array([image.size if image else (1, 1) for image in images]))
+        sizes = np.array([image.size if image else (1, 1) for image in images])
+        crops = self._crops.of(draws[rows], sizes)
         scales = self._scales_for(crops)
-        boxes = batch.boxes(crops, scales)
-        parts = zip(images, crops.tolist(), boxes.tolist(), scales.tolist(), strict=True)
-        written = (
-            image is not None and self._write(batch, position, image, *part)
-            for position, (image, *part) in enumerate(parts, rows.start)
-        )
+        boxes = self._crops.boxes(crops, scales)
+        tasks = zip(images, crops.tolist(), boxes.tolist(), scales.tolist(), strict=True)
+        written = [
+            image is not None and self._write(batch, position, image, *what)
+            for position, (image, *what) in enumerate(tasks, rows.start)
+        ]
         return [position for position, is_written in enumerate(written, rows.start) if not is_written]
 
-    def _open(self, key: str, read: Future | None) -> "_EncodedImage | None":
+    def _read(self, key: str, read: Future | None) -> "_EncodedImage | None":
+        """The image with its size, from its bytes; None if it is skipped."""
         try:
             data = read.result() if read else read_bytes(self._store, key)
             return _EncodedImage(key, data, self._local.decoder)
@@ -71,24 +73,24 @@ class EncodedImages:
             return None
 
     def _write(
-        self, batch: Batch, position: int, image: "_EncodedImage", crops: list[list[int]], box: WholeBox, scale: int
+        self, batch: Batch, position: int, image: "_EncodedImage", crops: list[list[int]], box: Box, scale: int
     ) -> bool:
-        """Decode what all crops of an image need together, once, and write the row of each; False if it is skipped."""
+        """Decode the box, once for all crops of an image, and write the row of each; False if the image is skipped."""
         try:
-            pixels, place = image.decode(box, scale, from_corner=not batch.views[0].policy.train)
-            shrunk = place[2] / box[2]  # 1 where the decoder knows no smaller scale
-            y, x = place[0] - box[0] * shrunk, place[1] - box[1] * shrunk  # of the photo's corner
-            for view, fields in enumerate(crops):
+            pixels, place = image.decode(box, scale, from_corner=not self._crops.train)
+            step = place[2] / box[2]  # decoded pixels for each of the photo: 1 / scale, or 1 if it was decoded whole
+            y, x = place[0] - box[0] * step, place[1] - box[1] * step  # of the photo's corner in the decoded pixels
+            for number, fields in enumerate(crops):
                 top, left, height, width, *_ = crop = Crop(*fields)
-                part = y + top * shrunk, x + left * shrunk, height * shrunk, width * shrunk
-                batch.write(position, view, pixels, part, crop)
+                place = y + top * step, x + left * step, height * step, width * step
+                batch.write(position, number, pixels, place, crop)
         except Exception as error:
             self._skip_or_note(image.key, error)
             return False
         return True
 
     def _scales_for(self, crops: np.ndarray) -> np.ndarray:
-        """At which part of its size each photo may be decoded, so that no crop has to be enlarged: int (N,)."""
+        """At which part of its size each photo may be decoded and still not have to be enlarged for it: int (N,)."""
         smallest = (crops[..., SIDES] // crops[..., RESIZED]).min((1, 2))
         return self._scales[np.maximum(np.searchsorted(self._scales, smallest, "right") - 1, 0)]
 
@@ -136,7 +138,7 @@ class _EncodedImage:
             self._whole = decode(self._data, key=self.key).permute(1, 2, 0).numpy()
         return self._whole
 
-    def decode(self, box: WholeBox, scale: int, *, from_corner: bool = False) -> Part:
+    def decode(self, box: Box, scale: int, *, from_corner: bool = False) -> Part:
         """The pixels of a box, perhaps at a part of their size; arguments as of `RegionDecoder.decode`."""
         if self._whole is None:
             tiling = None if from_corner else self._tiling_worth_a_cut(box)
@@ -145,7 +147,7 @@ class _EncodedImage:
                 return part
         return Part(self._decode_whole(), box)
 
-    def _tiling_worth_a_cut(self, box: WholeBox) -> Tiling | None:
+    def _tiling_worth_a_cut(self, box: Box) -> Tiling | None:
         """The pieces of a tiled JPEG, if to cut the box out of its bytes spares more than it takes."""
         if self._head is None or not self._head.restart_interval:
             return None

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -20,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from labkit.loading.crops import SIDES, TOP_LEFT, Box, Crop, CropPolicy, Size, uniforms
+from labkit.loading.crops import Crop, Place, Size
 from labkit.loading.own_transform import OwnTransform
 
 # NumPy has no bfloat16, and OpenCV copies the bits of either half type as those of an integer.
@@ -29,55 +28,37 @@ ARRAY_DTYPES = {
 }  # fmt: skip
 
 
-class View(NamedTuple):
-    """One crop of each image: how it is drawn, what its rows are, and what writes them."""
-
-    policy: CropPolicy
-    rows: "Rows"
-    writer: "RowWriter"
-
-
 class Batch:
-    """A batch that is being made: for each view a row for each image, and what its crops are drawn from.
+    """A batch that is being made: its images' numbers, and the rows that they are written into.
 
-    Attributes:
-        views: One for each crop of an image.
+    Args:
+        writers: Of each crop of an image, one.
         indices, occurrences: int (N,): of the images, and how many times each came before in the epoch.
         epoch: Its number.
-        memory: An array for each view, in the order of its memory: rows to be written.
-        images: A tensor (N, 3, height, width) for each view, over the same memory.
+
+    Attributes:
+        images: A tensor (N, 3, height, width) for each writer.
     """
 
-    def __init__(self, views: Sequence[View], indices: np.ndarray, occurrences: np.ndarray, epoch: int):
-        self.views, self.indices, self.occurrences, self.epoch = views, indices, occurrences, epoch
-        taken = [view.rows.take(len(indices)) for view in views]
-        self.memory, self.images = [memory for memory, _ in taken], [images for _, images in taken]
+    def __init__(self, writers: "Sequence[RowWriter]", indices: np.ndarray, occurrences: np.ndarray, epoch: int):
+        self.indices, self.occurrences, self.epoch, self._writers = indices, occurrences, epoch, writers
+        taken = [writer.rows.take(len(indices)) for writer in writers]
+        self._memory, self.images = [memory for memory, _ in taken], [images for _, images in taken]
 
-    def draws(self) -> np.ndarray:
-        """Random numbers of each image and view, float64 (N, views, DRAWS), before the images' sizes are known."""
-        policies = [view.policy for view in self.views]
-        draws = [uniforms(policy.seed, self.epoch, self.indices, self.occurrences) for policy in policies]
-        return np.stack(draws, axis=1)
+    def write(self, position: int, number: int, pixels: np.ndarray, place: Place, crop: Crop) -> None:
+        """Write a crop of the image at a position into its row; `number` is that of the writer.
 
-    def crops(self, draws: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """The crops of some images, int64 (N, views, 9), from their draws and sizes, height and width (N, 2)."""
-        policies = enumerate(view.policy for view in self.views)
-        return np.stack([policy.crops(draws[:, number], sizes) for number, policy in policies], axis=1)
-
-    def boxes(self, crops: np.ndarray, scales: np.ndarray | int = 1) -> np.ndarray:
-        """The box of each photo that all its crops (N, views, 9) need, decoded at 1 / scales: int64 (N, 4)."""
-        boxes = np.stack([view.policy.boxes(crops[:, number], scales) for number, view in enumerate(self.views)])
-        begins = boxes[..., TOP_LEFT].min(0)
-        return np.hstack([begins, (boxes[..., TOP_LEFT] + boxes[..., SIDES]).max(0) - begins])
-
-    def write(self, position: int, view: int, pixels: np.ndarray, box: Box, crop: Crop) -> None:
-        """Write the row of an image in a view; arguments as of `RowWriter.write`."""
-        writer, row = self.views[view].writer, self.memory[view][position]
+        Args:
+            pixels: uint8 (H, W, 3): decoded pixels of the image.
+            place: Where the crop's part lies in them.
+            crop: What becomes of it.
+        """
+        writer, row = self._writers[number], self._memory[number][position]
         if writer.transform is None:
-            writer.write(row, pixels, box, crop)
+            writer.write(row, pixels, place, crop)
         else:
-            draw = self.epoch, int(self.indices[position]), int(self.occurrences[position])
-            writer.write(row, pixels, box, crop, draw)
+            sample = self.epoch, int(self.indices[position]), int(self.occurrences[position])
+            writer.write(row, pixels, place, crop, sample)
 
 
 class BatchBuffers:
@@ -153,35 +134,31 @@ class RowWriter:
 
     Args:
         rows: What is written.
-        resize: A method of `Resizer`.
+        resize: `resize_crop` or `resize_photo` of a `Resizer`.
         transform: Called with each crop, before it is written as something else than bytes.
     """
 
     def __init__(self, rows: Rows, resize: Callable[..., None], transform: OwnTransform | None = None):
-        self._resize, self.transform = resize, transform
+        self.rows, self._resize, self.transform = rows, resize, transform
         self._convert = _conversion(rows)
-        self._size, self._local = rows.size, _Scratch()
+        self._local = _Scratch()
 
     def write(
-        self, row: np.ndarray, pixels: np.ndarray, box: Box, crop: Crop, draw: tuple[int, int, int] | None = None
+        self, row: np.ndarray, pixels: np.ndarray, place: Place, crop: Crop, sample: tuple[int, int, int] | None = None
     ) -> None:
-        """Write one image of a batch into `row`.
+        """Write one image of a batch into `row`; other arguments as of `Batch.write`.
 
         Args:
-            row: Of the batch's memory.
-            pixels: uint8 (H, W, 3).
-            box: Where the crop's part lies in them.
-            crop: What becomes of it.
-            draw: Epoch, index and occurrence, which the draws of a transform depend on.
+            sample: Epoch, index and occurrence, which the draws of a transform depend on.
         """
         # A transform of one's own may write into its image, and keep it: never a batch's memory.
-        image = self._local.image(self._size) if self._convert or self.transform else row
-        self._resize(image, pixels, box, crop)
+        image = self._local.image(self.rows.size) if self._convert or self.transform else row
+        self._resize(image, pixels, place, crop)
         if crop.mirror:
             cv2.flip(image, 1, dst=image)
-        if self.transform and draw:
+        if self.transform and sample:
             try:
-                image = self.transform.apply(image, *draw)
+                image = self.transform.apply(image, *sample)
             except Exception as error:
                 error.is_of_transform = True  # type: ignore[attr-defined]  # the image is there, and can be decoded
                 raise
@@ -234,19 +211,19 @@ class Resizer:
         """How far the filter reaches, in pixels of what is smaller."""
         return 1 if self.interpolation == "bilinear" else 2
 
-    def part(self, target: np.ndarray, pixels: np.ndarray, box: Box, crop: Crop | None = None) -> None:
-        """Write a part of `pixels` into `target`: pixels beyond it do not count, as in `RandomResizedCrop`.
+    def resize_crop(self, target: np.ndarray, pixels: np.ndarray, place: Place, crop: Crop | None = None) -> None:
+        """Write the pixels at a place into `target`. Those beyond it do not count, as in `RandomResizedCrop`.
 
         Args:
             target: uint8 (height, width, 3), contiguous; overwritten.
             pixels: uint8 (H, W, 3).
-            box: Of the part in `pixels`. Fractions of a pixel count: after decoding at 1/4, rounding would move the
-                crop by up to half of a pixel that is four times as large.
-            crop: Says nothing more here.
+            place: In `pixels`. Fractions of a pixel count: after decoding at 1/4, rounding would move the crop by up to
+                half of a pixel that is four times as large.
+            crop: Not needed: all of it is resized to the size of `target`.
         """
-        top, left, height, width = box
+        top, left, height, width = place
         if top % 1 or left % 1 or height % 1 or width % 1:
-            (self._by_pillow if self.antialias else _warp)(target, pixels, box)
+            (self._by_pillow if self.antialias else _warp)(target, pixels, place)
             return
         part = pixels[int(top) : int(top + height), int(left) : int(left + width)]
         is_smaller = height > target.shape[0] or width > target.shape[1]
@@ -257,19 +234,19 @@ class Resizer:
         else:
             cv2.resize(part, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
 
-    def photo(self, target: np.ndarray, pixels: np.ndarray, box: Box, crop: Crop) -> None:
+    def resize_photo(self, target: np.ndarray, pixels: np.ndarray, place: Place, crop: Crop) -> None:
         """Write what is seen of a whole photo that is resized, bit for bit as torchvision's v2 resizes tensors.
 
         Pillow, and so timm, takes four times as long, for pixels that differ by 1 (bicubic: 2) in one of some hundreds.
 
         Args:
-            target: As for `part`.
+            target: As for `resize_crop`.
             pixels: uint8 (H, W, 3): the photo from its corner on, as far as `pixels_needed` says, or all of it.
-            box: Of the whole photo, which begins with `pixels` and may reach beyond them. The last pixel of one that
+            place: Of the whole photo, which begins with `pixels` and may reach beyond them. The last pixel of one that
                 was decoded at a part of its size may stand for less than a pixel.
             crop: What it is resized to, and what is seen of that.
         """
-        height, width, resized = math.ceil(box[2]), math.ceil(box[3]), (crop.resized_height, crop.resized_width)
+        height, width, resized = math.ceil(place[2]), math.ceil(place[3]), (crop.resized_height, crop.resized_width)
         top, left = crop.seen_top, crop.seen_left
         if resized != (height, width):
             pixels = self._resize_corner(target.shape, pixels, (height, width), crop)
@@ -289,8 +266,8 @@ class Resizer:
         )  # fmt: skip
         return _interpolate_corner(pixels, ends, factors, self.interpolation)
 
-    def _by_pillow(self, target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
-        top, left, height, width = box
+    def _by_pillow(self, target: np.ndarray, pixels: np.ndarray, place: Place) -> None:
+        top, left, height, width = place
         corners = (left, top, min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0]))
         resized = Image.fromarray(pixels).resize(target.shape[1::-1], INTERPOLATIONS[self.interpolation], box=corners)
         np.copyto(target, np.asarray(resized))
@@ -328,19 +305,19 @@ def _as_numpy(images: Tensor) -> np.ndarray:
     return images.permute(0, 2, 3, 1)[0].numpy()
 
 
-def _warp(target: np.ndarray, pixels: np.ndarray, box: Box) -> None:
-    top, left, height, width = box
+def _warp(target: np.ndarray, pixels: np.ndarray, place: Place) -> None:
+    top, left, height, width = place
     step_y, step_x = height / target.shape[0], width / target.shape[1]
-    place = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
+    mapping = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    cv2.warpAffine(pixels, place, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    cv2.warpAffine(pixels, mapping, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
 # Conversion
 
 
 def _conversion(rows: Rows) -> Callable[[np.ndarray, np.ndarray], None] | None:
-    """What turns a crop of bytes into a row; None: nothing, crops are resized into it as they are."""
+    """What turns a crop of bytes into a row; None where a row is such bytes, which are then resized into it."""
     if rows.dtype == torch.uint8:
         return None if rows.is_channels_last else _write_planes
     if rows.is_channels_last:

@@ -89,7 +89,7 @@ def test_less_is_decoded_than_there_is():
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
 def test_both_decoders_agree(scale):
     parts = [decoder().decode(jpeg(150, 210), (16, 32, 64, 96), scale) for decoder in (RegionDecoder, WholeDecoder)]
-    corners = [[int(number) for number in part.box] for part in parts]
+    corners = [[int(number) for number in part.place] for part in parts]
     crops = zip(parts, corners, strict=True)
     np.testing.assert_array_equal(*(part.pixels[y : y + h, x : x + w] for part, (y, x, h, w) in crops))
 

@@ -63,7 +63,7 @@ def smooth(rows, columns):
 )
 def test_fractions_of_a_pixel_are_kept(antialias, box):
     image, got = np.rint(smooth(*(np.mgrid[:120, :130] + 0.5))).astype(np.uint8), np.empty((56, 56, 3), np.uint8)
-    Resizer(antialias).part(got, image, box)
+    Resizer(antialias).resize_crop(got, image, box)
     top, left, height, width = box
     rows = top + (np.arange(56)[:, None] + 0.5) * height / 56
     columns = left + (np.arange(56)[None] + 0.5) * width / 56

@@ -194,9 +194,9 @@ def cuts(data: bytes) -> None:
 def _check_part(part, crop, scale, whole) -> None:
     """The crop's own pixels are those of the whole image; beside them lies what only interpolation reads."""
     assert part.pixels.dtype == np.uint8
-    top, left, height, width = part.box
+    top, left, height, width = part.place
     origin = crop[0] / scale - top, crop[1] / scale - left
     assert origin == (int(origin[0]), int(origin[1])), origin
     inside = slice(math.floor(top), math.ceil(top + height)), slice(math.floor(left), math.ceil(left + width))
-    assert part.pixels[inside].size, part.box
+    assert part.pixels[inside].size, part.place
     np.testing.assert_array_equal(part.pixels[inside], whole[int(origin[0]) :, int(origin[1]) :][inside])
