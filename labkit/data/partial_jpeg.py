@@ -197,9 +197,9 @@ def has_all_scans(data: bytes) -> bool:
     return not any(missing.values())
 
 
-# Whole markers, as `head_of` reads them: it meets every photo, and takes 2 us of Python for one.
-APP11, _APP1_WHOLE, _SOF0, _SOF1, _DRI, _SOS = 0xFFEB, 0xFFE1, 0xFFC0, 0xFFC1, 0xFFDD, 0xFFDA
-_SKIPPED = frozenset([0xFFC4, *range(0xFFDB, 0xFFFF)]) - {_APP1_WHOLE, _DRI}  # DHT, and DQT to COM
+# Markers with their first byte, 0xFF, as `head_of` compares them.
+APP11, _FF_APP1, _SOF0, _SOF1, _DRI, _SOS = 0xFFEB, 0xFFE1, 0xFFC0, 0xFFC1, 0xFFDD, 0xFFDA
+_SKIPPED = frozenset([0xFFC4, *range(0xFFDB, 0xFFFF)]) - {_FF_APP1, _DRI}  # DHT, and DQT to COM
 TILE_TABLE = b"labkit tiles\0"  # with which the segments of a tiled JPEG's table begin
 SEGMENT, HEIGHT_WIDTH = struct.Struct(">HH"), struct.Struct(">HH")  # marker and length; height and width
 
@@ -230,7 +230,10 @@ class Head(NamedTuple):
 
 
 def head_of(data: bytes) -> Head | None:
-    """The head of a JPEG that can be tiled: 8 bits a sample, one or three components, Huffman codes, a single scan."""
+    """The head of an ordinary JPEG, read at once; None of any other, for a decoder to look at.
+
+    Ordinary are 8 bits a sample, one or three components, Huffman codes and a single scan, tiled or not.
+    """
     header_at = restart_interval = table_at = 0
     table, may_be_turned = b"", False
     at, read = 2, SEGMENT.unpack_from
@@ -245,7 +248,7 @@ def head_of(data: bytes) -> Head | None:
                     header_at = at
                 elif marker == _DRI:
                     restart_interval = data[at + 4] << 8 | data[at + 5]
-                elif marker == _APP1_WHOLE:
+                elif marker == _FF_APP1:
                     may_be_turned = True
                 elif marker not in _SKIPPED:
                     return None

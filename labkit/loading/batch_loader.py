@@ -5,8 +5,9 @@ The way of a photo into a batch:
     BatchLoader.__iter__        begins a pass over an epoch: `Pass` in resume.py, of which `_ThreadsPass` is one
     _ThreadsPass._next_batch    takes the next indices from the sampler (samplers.py), and starts some batches ahead
     BatchLoader._start_batch    gets memory for the batch (rows.py), and gives each thread a slice of its rows
-    EncodedImages._fill         reads the files (stores.py), draws crops (crops.py), decodes the boxes that they need
-                                (partial_jpeg.py); of a `PixelStore`, `StoredImages._fill` looks at the pixels
+    EncodedImages.filler        draws random numbers for the whole batch (crops.py)
+    EncodedImages._fill         in a thread: reads the files (stores.py), places the crops, decodes the boxes that they
+                                need (partial_jpeg.py); of a `PixelStore`, `StoredImages` looks at the pixels
     RowWriter.write             resizes a crop, mirrors it, and converts it into its row (rows.py)
     BatchLoader._finish         waits for all rows, and adds the labels
 """
@@ -36,7 +37,7 @@ from labkit.data.pixels import PixelStore
 from labkit.data.stores import Store
 from labkit.errors import ArgumentError, NothingLeft
 from labkit.loading.bucket_sampler import BucketBatchSampler, check_batch_sampler
-from labkit.loading.crops import CropPolicy, Crops, Size
+from labkit.loading.crops import CropPolicies, CropPolicy, Size
 from labkit.loading.encoded import EncodedImages
 from labkit.loading.own_transform import OwnTransform
 from labkit.loading.read_ahead import AfterReads, Reader, with_reads
@@ -128,8 +129,9 @@ class BatchLoader(Labeled, Resumable):
     `return_keys`, a list of the keys follows. Floats are those of `v2.ToDtype(torch.float32, scale=True)` and
     `v2.Normalize`, of the half types rounded once. A batch may be kept: its memory is reused only when nobody holds it.
 
-    Damage to a JPEG that shows only below the rows that a crop needs, or of a tiled one outside its pieces, goes
-    unnoticed in that epoch. The threads end with the loader.
+    Damage to a JPEG below the rows that a crop needs, or of a tiled one outside its pieces, goes unnoticed in that
+    epoch. For evaluation each is decoded to its last row once, and one that is damaged is refused in each epoch. The
+    threads end with the loader.
 
     An error of an image is raised when its batch is asked for, with the image's key. Whoever catches it gets the batch
     after that by the next `next`; the one that failed counts as given. A batch of which `on_error="skip"` leaves
@@ -215,7 +217,7 @@ class BatchLoader(Labeled, Resumable):
             rows = Rows(height_width, dtype, mean, std, memory_format == torch.channels_last, buffers)
             own = None if transform is None else _checked_transform(transform, own_seed)
             self._writers.append(RowWriter(rows, resizer.resize_crop if train else resizer.resize_photo, own))
-        self._crops = Crops(policies)
+        self._policies = CropPolicies(policies)
         scaled_decoding = train if scaled_decoding is None else scaled_decoding
         self._open_source(source, keys, labels, classes, scaled_decoding, on_error)
         self._reader = None if reads_in_flight is None else _checked_reader(self.source, self.keys, reads_in_flight)
@@ -247,11 +249,11 @@ class BatchLoader(Labeled, Resumable):
         if isinstance(source, PixelStore):
             self.keys, self.classes, self.labels, numbers = _chosen_pixels(source, keys, labels, classes)
             self.dataset: Any = source if numbers is None else Subset(source, numbers.tolist())
-            self._images: StoredImages | EncodedImages = StoredImages(source, numbers, self._crops)
+            self._images: StoredImages | EncodedImages = StoredImages(source, numbers, self._policies)
         else:
             self.dataset = data = ImageDataset(source, on_error=on_error, keys=keys, labels=labels, classes=classes)
             self.keys, self.classes, self.labels = data.keys, data.classes, data.labels
-            self._images = EncodedImages(source, data.keys, self._crops, scaled_decoding, data._skips)
+            self._images = EncodedImages(source, data.keys, self._policies, scaled_decoding, data._skips)
         if not len(self.keys):
             raise ArgumentError(f"{source!r} holds no images")
 
@@ -339,7 +341,7 @@ class _ThreadsPass(Pass):
             del reads  # the batch alone holds its bytes, until they are decoded
         if not self._started:
             raise StopIteration
-        batch = loader._finish(self._started[0])  # where it stays until it is complete
+        batch = loader._finish(self._started[0])  # still there, for `_end` to cancel it
         self._started.popleft()
         return batch
 

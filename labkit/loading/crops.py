@@ -89,8 +89,8 @@ class CropPolicy:
         return np.where(np.reshape(scales, (-1, 1)) == 1, needed, crops[:, BOX])
 
 
-class Crops:
-    """The crops of a loader: one of each photo by each policy.
+class CropPolicies:
+    """What a loader sees of a photo: a crop by each policy.
 
     Args:
         policies: All for training, or a single one.
@@ -217,7 +217,8 @@ def pixels_needed(crops: np.ndarray, size: Size, radius: int) -> np.ndarray:
     reach = radius * np.maximum(steps, 1) + 1  # and one for rounding
     begins = np.floor(steps * (np.maximum(first, 0) + 0.5) - reach)
     ends = np.ceil(steps * (np.minimum(first + size, resized) - 0.5) + reach)
-    # OpenCV takes a size that hardly changes for one that does not, and copies.
+    # Of a side that hardly changes, a part may have as many pixels after as before, by rounding, for which OpenCV and
+    # torch copy it. What is seen is central, so a part is at least half of the side, and 2 pixels settle it.
     hardly_changes = np.abs(sides - resized) <= 2
     begins = np.where(hardly_changes, 0, np.maximum(begins, 0)).astype(np.int64)
     ends = np.where(hardly_changes, sides, np.minimum(ends, sides)).astype(np.int64)

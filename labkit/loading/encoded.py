@@ -15,7 +15,7 @@ from labkit.data.partial_jpeg import END_OF_IMAGE, SCALES, JpegHeader, Part, hea
 from labkit.data.stores import Store, read_bytes
 from labkit.data.tiles import Tiling, cut, tiling_of
 from labkit.errors import DecodeError, MissingKeyError
-from labkit.loading.crops import RESIZED, SIDES, Box, Crop, Crops
+from labkit.loading.crops import RESIZED, SIDES, Box, Crop, CropPolicies
 from labkit.loading.rows import Batch
 
 _LEAST_SPARED = 10_000  # bytes: a cut takes about as long as decoding so many
@@ -27,16 +27,19 @@ class EncodedImages:
     Args:
         store: Where the bytes come from.
         keys: Of the images; the indices of a batch count in them.
-        crops: What is written of each.
+        policies: Which crops of each are written.
         scaled_decoding: Whether photos may be decoded at 1/2, 1/4 and 1/8 of their size.
         skips: Where an image that cannot be decoded, or is gone, is noted. None: it is an error.
     """
 
     smallest_task = 2  # images
 
-    def __init__(self, store: Store, keys: Sequence[str], crops: Crops, scaled_decoding: bool, skips: SkipLog | None):
-        self._store, self._keys, self._crops, self._skips = store, keys, crops, skips
+    def __init__(
+        self, store: Store, keys: Sequence[str], policies: CropPolicies, scaled_decoding: bool, skips: SkipLog | None
+    ):
+        self._store, self._keys, self._policies, self._skips = store, keys, policies, skips
         self._scales = np.array(SCALES if scaled_decoding else SCALES[:1])
+        self._is_sound = np.zeros(0 if policies.train else len(keys), bool)  # images that were decoded to their end
         self._local = _ThreadDecoder()
 
     def filler(self, batch: Batch) -> Callable[..., list[int]]:
@@ -44,7 +47,7 @@ class EncodedImages:
 
         It is called with a slice of rows, and perhaps with futures of their images' bytes; without, it reads them.
         """
-        draws = self._crops.draw(batch.epoch, batch.indices, batch.occurrences)
+        draws = self._policies.draw(batch.epoch, batch.indices, batch.occurrences)
         return partial(self._fill, batch, draws)
 
     def _fill(self, batch: Batch, draws: np.ndarray, rows: slice, reads: Sequence[Future] | None = None) -> list[int]:
@@ -53,13 +56,13 @@ class EncodedImages:
             for number, index in enumerate(batch.indices[rows].tolist())
         ]
         sizes = np.array([image.size if image else (1, 1) for image in images])
-        crops = self._crops.of(draws[rows], sizes)
+        crops = self._policies.of(draws[rows], sizes)
         scales = self._scales_for(crops)
-        boxes = self._crops.boxes(crops, scales)
-        tasks = zip(images, crops.tolist(), boxes.tolist(), scales.tolist(), strict=True)
+        boxes = self._policies.boxes(crops, scales)
+        each = zip(images, crops.tolist(), boxes.tolist(), scales.tolist(), strict=True)
         written = [
             image is not None and self._write(batch, position, image, *what)
-            for position, (image, *what) in enumerate(tasks, rows.start)
+            for position, (image, *what) in enumerate(each, rows.start)
         ]
         return [position for position, is_written in enumerate(written, rows.start) if not is_written]
 
@@ -69,7 +72,8 @@ class EncodedImages:
             data = read.result() if read else read_bytes(self._store, key)
             return _EncodedImage(key, data, self._local.decoder)
         except Exception as error:
-            self._skip_or_note(key, error)
+            if not self._skips_image(key, error):
+                raise
             return None
 
     def _write(
@@ -77,32 +81,47 @@ class EncodedImages:
     ) -> bool:
         """Decode the box, once for all crops of an image, and write the row of each; False if the image is skipped."""
         try:
-            pixels, place = image.decode(box, scale, from_corner=not self._crops.train)
-            step = place[2] / box[2]  # decoded pixels for each of the photo: 1 / scale, or 1 if it was decoded whole
-            y, x = place[0] - box[0] * step, place[1] - box[1] * step  # of the photo's corner in the decoded pixels
+            pixels, box_place = self._decode(image, box, scale, batch.indices[position])
+            step = (
+                box_place[2] / box[2]
+            )  # decoded pixels for each of the photo: 1 / scale, or 1 if it was decoded whole
+            y, x = box_place[0] - box[0] * step, box_place[1] - box[1] * step  # of the photo's corner in these pixels
             for number, fields in enumerate(crops):
                 top, left, height, width, *_ = crop = Crop(*fields)
-                place = y + top * step, x + left * step, height * step, width * step
-                batch.write(position, number, pixels, place, crop)
+                crop_place = y + top * step, x + left * step, height * step, width * step
+                batch.write(position, number, pixels, crop_place, crop)
         except Exception as error:
-            self._skip_or_note(image.key, error)
+            if not self._skips_image(image.key, error):
+                raise
             return False
         return True
+
+    def _decode(self, image: "_EncodedImage", box: Box, scale: int, index: int) -> Part:
+        if self._policies.train:
+            return image.decode(box, scale)
+        # Evaluation looks at the same box in each epoch: a damage below it is looked for in the first one.
+        part = image.decode_from_corner(box, scale, to_end=not self._is_sound[index])
+        self._is_sound[index] = True
+        return part
 
     def _scales_for(self, crops: np.ndarray) -> np.ndarray:
         """At which part of its size each photo may be decoded and still not have to be enlarged for it: int (N,)."""
         smallest = (crops[..., SIDES] // crops[..., RESIZED]).min((1, 2))
         return self._scales[np.maximum(np.searchsorted(self._scales, smallest, "right") - 1, 0)]
 
-    def _skip_or_note(self, key: str, error: Exception) -> None:
-        """Note an image to be left out, or raise the error with its key."""
+    def _skips_image(self, key: str, error: Exception) -> bool:
+        """Whether an image is left out for an error, and noted as such; else the error gets the image's key.
+
+        Who calls this raises. The error's traceback would hold this frame, and this frame the error: such a circle
+        keeps a whole batch in memory until Python's collector finds it.
+        """
         is_of_image = isinstance(error, DecodeError | MissingKeyError | FileNotFoundError)
         if self._skips is not None and is_of_image and not hasattr(error, "is_of_transform"):
             self._skips.add(key, str(error))
-            return
+            return True
         if not isinstance(error, DecodeError):  # which names the key
             error.add_note(f"while loading {key}")
-        raise error
+        return False
 
 
 class _ThreadDecoder(threading.local):
@@ -138,13 +157,22 @@ class _EncodedImage:
             self._whole = decode(self._data, key=self.key).permute(1, 2, 0).numpy()
         return self._whole
 
-    def decode(self, box: Box, scale: int, *, from_corner: bool = False) -> Part:
-        """The pixels of a box, perhaps at a part of their size; arguments as of `RegionDecoder.decode`."""
+    def decode(self, box: Box, scale: int) -> Part:
+        """The pixels of a box, perhaps at a part of their size."""
         if self._whole is None:
-            tiling = None if from_corner else self._tiling_worth_a_cut(box)
+            tiling = self._tiling_worth_a_cut(box)
             data, place = cut(self._data, tiling, box, scale) if tiling else (self._data, box)
-            if part := self._decoder.decode(data, place, scale, from_corner=from_corner):
+            if part := self._decoder.decode(data, place, scale):
                 return part
+        return Part(self._decode_whole(), box)
+
+    def decode_from_corner(self, box: Box, scale: int, *, to_end: bool) -> Part:
+        """The same, in pixels that begin at the photo's corner; `to_end`: look for damage below the box, too."""
+        if self._whole is None:
+            top, left, height, width = box
+            to_row = self.size[0] if to_end else top + height
+            if part := self._decoder.decode(self._data, (top, left, to_row - top, width), scale, from_corner=True):
+                return Part(part.pixels, (*part.place[:2], height / scale, part.place[3]))
         return Part(self._decode_whole(), box)
 
     def _tiling_worth_a_cut(self, box: Box) -> Tiling | None:

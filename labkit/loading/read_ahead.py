@@ -85,9 +85,18 @@ class AfterReads(Future):
     def __init__(self, pool: ThreadPoolExecutor, reads: Sequence[Future], task: Callable[[Sequence[Future]], Any]):
         super().__init__()
         self._pool, self._reads, self._task = pool, reads, task
-        self._n_left, self._lock = len(reads), Lock()
+        # An error of the task holds the frames that it went through, and these the reads. What the reads and the pool
+        # keep of their calls must not hold the task then: such a circle would keep a batch in memory.
+        waiting, lock = [self] * len(reads), Lock()
+
+        def count(_: Future) -> None:
+            with lock:
+                task, is_last = waiting.pop(), not waiting
+            if is_last:
+                task._begin()
+
         for read in reads:
-            read.add_done_callback(self._count)
+            read.add_done_callback(count)
 
     def cancel(self) -> bool:
         """Cancel the task and its reads, unless it runs."""
@@ -97,22 +106,22 @@ class AfterReads(Future):
                 read.cancel()
         return is_cancelled
 
-    def _count(self, _: Future) -> None:
-        with self._lock:
-            self._n_left -= 1
-            is_last = not self._n_left
-        if is_last and not self.cancelled():
+    def _begin(self) -> None:
+        if not self.cancelled():
             try:
-                self._pool.submit(self._run)
+                self._pool.submit(_run, [self])
             except RuntimeError as error:  # the interpreter ends
                 self.set_exception(error)
 
-    def _run(self) -> None:
-        reads, self._reads = self._reads, ()
-        if not self.set_running_or_notify_cancel():
-            return
-        try:
-            self.set_result(self._task(reads))
-        except BaseException as error:
-            self.set_exception(error)
-            del self, reads  # the error's traceback holds this frame
+
+def _run(waiting: list[AfterReads]) -> None:
+    """Run the one task that waits here."""
+    task = waiting.pop()
+    reads, task._reads = task._reads, ()
+    if not task.set_running_or_notify_cancel():
+        return
+    try:
+        task.set_result(task._task(reads))
+    except BaseException as error:
+        task.set_exception(error)
+        del task, reads  # the error's traceback holds this frame

@@ -189,8 +189,9 @@ class _Scratch(threading.local):
 
 
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-# torch's own functions behind `interpolate`, which write into memory at hand; a torch without them gives new memory.
-_INTO_MEMORY = {name: getattr(torch._C._nn, f"_upsample_{name}2d_aa", None) for name in INTERPOLATIONS}
+# torch's own functions behind `interpolate`, which take memory to write into, and a factor beside a size. Without them,
+# torch gives new memory, and takes one of the two.
+_INTERPOLATE = {name: getattr(torch._C._nn, f"_upsample_{name}2d_aa", None) for name in INTERPOLATIONS}
 
 
 @dataclass(frozen=True)
@@ -226,10 +227,10 @@ class Resizer:
             (self._by_pillow if self.antialias else _warp)(target, pixels, place)
             return
         part = pixels[int(top) : int(top + height), int(left) : int(left + width)]
-        is_smaller = height > target.shape[0] or width > target.shape[1]
+        shrinks = height > target.shape[0] or width > target.shape[1]
         if self.interpolation != "bilinear":
             self._by_pillow(target, part, (0, 0, height, width))
-        elif self.antialias and is_smaller:
+        elif self.antialias and shrinks:
             _interpolate_into(target, part)
         else:
             cv2.resize(part, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
@@ -275,21 +276,32 @@ class Resizer:
 
 def _interpolate_into(target: np.ndarray, pixels: np.ndarray) -> None:
     """All of `pixels` resized to the size of `target`."""
-    if into_memory := _INTO_MEMORY["bilinear"]:
-        into_memory(_as_torch(pixels), target.shape[:2], False, None, None, out=_as_torch(target))
+    if function := _INTERPOLATE["bilinear"]:
+        function(_as_torch(pixels), target.shape[:2], False, None, None, out=_as_torch(target))
     else:
         np.copyto(target, _as_numpy(interpolate(_as_torch(pixels), target.shape[:2], mode="bilinear", antialias=True)))
 
 
 def _interpolate_corner(pixels: np.ndarray, ends: Size, factors: tuple[float, float], mode: str) -> np.ndarray:
     """Pixels of a photo from its corner on, resized by factors; rows and columns up to `ends`, or some more."""
-    if into_memory := _INTO_MEMORY[mode]:
+    if function := _INTERPOLATE[mode]:
         # torch leaves a side as it is that is to have as many pixels as before, whatever the factor.
         rows, columns = (
             end + (end == n and factor != 1) for end, n, factor in zip(ends, pixels.shape, factors, strict=False)
         )
-        return _as_numpy(into_memory(_as_torch(pixels), (rows, columns), False, *factors))
-    return _as_numpy(interpolate(_as_torch(pixels), scale_factor=factors, mode=mode, antialias=True))
+        return _as_numpy(function(_as_torch(pixels), (rows, columns), False, *factors))
+    upward = tuple(_rounded_up(*side) for side in zip(factors, pixels.shape, ends, strict=False))
+    return _as_numpy(interpolate(_as_torch(pixels), scale_factor=upward, mode=mode, antialias=True))
+
+
+def _rounded_up(factor: float, n_pixels: int, end: int) -> float:
+    """The factor, or one that is larger by rounding errors.
+
+    By the factor itself a pixel too few may come out, or as many as went in, and torch then leaves them as they are.
+    """
+    while int(n_pixels * factor) < end or (factor > 1 and int(n_pixels * factor) == n_pixels):
+        factor = math.nextafter(factor, math.inf)
+    return factor
 
 
 def _as_torch(pixels: np.ndarray) -> Tensor:

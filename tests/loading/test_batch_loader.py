@@ -244,10 +244,11 @@ class TestPixels:
     ):
         """Where a part of the photo may have as many rows as are seen of the result, which torch would not resize."""
         if torch_has == "new memory":
-            monkeypatch.setattr(rows, "_INTO_MEMORY", dict.fromkeys(rows.INTERPOLATIONS))
-        photos = [Image.effect_noise((59 + n, 57 + n % 7), 60).convert("RGB") for n in range(16)]
+            monkeypatch.setattr(rows, "_INTERPOLATE", dict.fromkeys(rows.INTERPOLATIONS))
+        shapes = [*((59 + n, 57 + n % 7) for n in range(16)), (71, 58), (206, 374)]
+        photos = [Image.effect_noise(shape, 60).convert("RGB") for shape in shapes]
         store = MemoryStore({f"a/{n:02}.jpg": encoded(photo, quality=95) for n, photo in enumerate(photos)})
-        for size, resize in ((52, 60), (60, 60), (48, 64), ((20, 55), 58)):
+        for size, resize in ((52, 60), (60, 60), (48, 64), ((20, 55), 58), (75, 59), (2, 2)):
             options = {"train": False, "size": size, "resize": resize, "interpolation": interpolation}
             images, _ = epoch_of(loader_of(store, **options))
             steps = v2.Compose([v2.Resize(resize, v1.InterpolationMode(interpolation)), v2.CenterCrop(size)])

@@ -1,11 +1,16 @@
 """A pass goes on after a batch that fails, and leaves out one of which nothing is left, whoever loads it."""
 
+import gc
 import json
+import weakref
 
 import pytest
 
 import labkit as lk
-from tests.loaders import solid
+from labkit.data.partial_jpeg import open_decoder
+from labkit.errors import DecodeError
+from labkit.loading.rows import BatchBuffers
+from tests.loaders import eventually, solid
 from tests.memory_store import MemoryStore
 
 N_IMAGES, BATCH_SIZE = 16, 2
@@ -127,3 +132,63 @@ def test_a_pass_goes_on_behind_each_batch_that_fails(make, epochs):
     came, failed = taken(iter(loader))
     assert came == [batch for batch in epochs[1] if not {*batch} & {*broken}]
     assert len(came) + len(failed) == len(loader)
+
+
+@pytest.mark.parametrize("reads_in_flight", [None, 2])
+@pytest.mark.parametrize("fails", ["a file", "a transform"])
+def test_memory_of_a_batch_that_failed_is_free_at_once(pictures, reads_in_flight, fails, monkeypatch):
+    """Without Python's collector: no circle of an error and its traceback holds it."""
+    files = {key: b"not an image" if fails == "a file" else pictures.read(key) for key in pictures.keys()}  # noqa: SIM118
+    transform = refuse if fails == "a transform" else None
+    options = {"size": 16, "batch_size": 4, "reads_in_flight": reads_in_flight, "transform": transform}
+    loader, lent, take = lk.BatchLoader(MemoryStore(files), **options), [], BatchBuffers.take
+
+    def noting(buffers, n_bytes):
+        memory, images = take(buffers, n_bytes)
+        lent.append(weakref.ref(memory))
+        return memory, images
+
+    monkeypatch.setattr(BatchBuffers, "take", noting)
+    gc.disable()
+    try:
+        iterator = iter(loader)
+        for _ in range(3):
+            with pytest.raises((DecodeError, RuntimeError)):
+                next(iterator)
+        assert len(list(iterator)) == 0
+        assert len(lent) == 3
+        assert eventually(lambda: not any(reference() is not None for reference in lent))
+    finally:
+        gc.enable()
+
+
+def refuse(image):
+    raise RuntimeError("refused")
+
+
+refuse.draws_globally = False
+
+
+def test_evaluation_refuses_damage_below_what_it_sees_in_each_epoch(first_photos, monkeypatch):
+    """As a data set that decodes whole photos does; a sound one is decoded to its end once."""
+    photos = lk.FolderStore(first_photos(1))
+    whole = photos.read(photos.keys()[0])
+    cut = whole[: int(len(whole) * 0.97)] + b"\xff\xd9"
+    store = MemoryStore({"a/cut.jpg": cut, "a/whole.jpg": whole})
+    with pytest.raises(DecodeError):
+        lk.decode(cut)
+    ends, decoder = [], type(open_decoder())
+    decode = decoder.decode
+
+    def noting(own, data, box, *more, **how):
+        ends.append((data, box[0] + box[2]))
+        return decode(own, data, box, *more, **how)
+
+    monkeypatch.setattr(decoder, "decode", noting)
+    loader = lk.BatchLoader(store, train=False, size=100, resize=256, on_error="skip", return_keys=True, num_threads=1)
+    for _ in range(3):
+        [(_, _, keys)] = list(loader)
+        assert keys == ["a/whole.jpg"]
+    height = lk.decode(whole).shape[1]
+    assert [end == height for data, end in ends if data == whole] == [True, False, False]
+    assert [end == height for data, end in ends if data == cut] == [True, True, True]
