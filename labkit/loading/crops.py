@@ -112,7 +112,9 @@ class CropPolicies:
 
     def boxes(self, crops: np.ndarray, scales: np.ndarray | int = 1) -> np.ndarray:
         """The box around what all crops of a photo need of it, decoded at 1 / scales: int64 (N, 4), as of `Box`."""
-        boxes = np.stack([each.boxes(crops[:, number], scales) for number, each in enumerate(self._policies)])
+        boxes = np.array([each.boxes(crops[:, number], scales) for number, each in enumerate(self._policies)])
+        if len(boxes) == 1:
+            return boxes[0]
         begins = boxes[..., TOP_LEFT].min(0)
         return np.hstack([begins, (boxes[..., TOP_LEFT] + boxes[..., SIDES]).max(0) - begins])
 
