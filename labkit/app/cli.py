@@ -125,6 +125,19 @@ def _set_scale(name: str) -> str:
     return name
 
 
+def _set_photos(folder: str) -> str:
+    from labkit.util.machine import OWN_PHOTOS_VARIABLE, own_photos
+
+    if folder:
+        os.environ[OWN_PHOTOS_VARIABLE] = os.path.abspath(os.path.expanduser(folder))
+    if (own := own_photos()) and not own.is_dir():
+        say(f"labkit: {own} is not a folder of photos: name one with JPEGs, at any depth", to_stderr=True)
+        raise SystemExit(2)
+    return folder
+
+
+_PHOTOS_HELP = "A folder of JPEGs of your own, at any depth, for the notebooks (default: LABKIT_PHOTOS, else made)."
+_Photos = Annotated[str, Option(help=_PHOTOS_HELP, check=_set_photos)]
 _SCALE_HELP = "Size of the experiments: ci, laptop or gpu (default: LABKIT_SCALE, else laptop)."
 _Scale = Annotated[str, Option(help=_SCALE_HELP, check=_set_scale)]
 
@@ -133,6 +146,7 @@ _Scale = Annotated[str, Option(help=_SCALE_HELP, check=_set_scale)]
 def tour(
     scale: _Scale = "",
     only: Annotated[str, Option(help="Notebooks to run, by the start of their names: 00,02.")] = "",
+    photos: _Photos = "",
     thorough: Annotated[bool, Option(flag="--thorough", help="Narrower intervals, in more time.")] = False,
     store: Annotated[
         bool, Option(flag="--store", help="Write all notebooks and results back, or none; thorough.")
@@ -335,6 +349,7 @@ def convert(
 @_command()
 def lab(
     port: Annotated[int, Option(help="Port of JupyterLab.")] = 8888,
+    photos: _Photos = "",
     browser: Annotated[bool, Option(help="Open it in a browser, or only print its address.")] = True,
 ) -> None:
     """Open JupyterLab with the notebooks (on this machine only, behind its token); its runs are kept in results/."""

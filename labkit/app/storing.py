@@ -24,7 +24,7 @@ from labkit.course.starting import start_from
 from labkit.errors import ArgumentError
 from labkit.measure.frames import MEASURE_VERSION, load_frame
 from labkit.util.files import write_all_atomic
-from labkit.util.machine import NOTEBOOK_FOLDER, env_id, installed_versions
+from labkit.util.machine import NOTEBOOK_FOLDER, OWN_PHOTOS_VARIABLE, env_id, installed_versions, own_photos
 from labkit.util.pictures import encode_image, png_bytes
 
 # As Python prints it: the cell's place, the warning, and the line of code.
@@ -43,6 +43,8 @@ def describe_run(only: str) -> dict[str, Any]:
     """
     if only:
         raise ArgumentError(f"--store and --only {only} exclude each other: all notebooks are stored, or none")
+    if own_photos():
+        raise ArgumentError(f"what is stored is of photos that everybody can make: leave {OWN_PHOTOS_VARIABLE} out")
     return {
         "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         "commit": find_commit(NOTEBOOK_FOLDER),

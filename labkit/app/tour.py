@@ -9,6 +9,7 @@ from rich.console import Console
 from labkit.app.notebooks import Executed, Notebook, execute, find_notebooks, update_copies
 from labkit.app.storing import describe_run, refusal, store_all, unstable_variants
 from labkit.app.tour_page import write_index
+from labkit.data.own_photos import told_of
 from labkit.data.samples import make_photos
 from labkit.measure.recorder import RESULTS_VARIABLE
 from labkit.util.files import check_writable, write_atomic
@@ -97,8 +98,10 @@ def make_scale_photos() -> None:
     Raises:
         OSError: the disk is full or not writable; the message names the folder and the remedy.
     """
-    make_photos(photo_root("imagenet"), scale().n_photos, profile="imagenet")
-    make_photos(photo_root("camera"), scale().n_camera, profile="camera")
+    counts = {"imagenet": scale().n_photos, "camera": scale().n_camera}
+    roots = {profile: make_photos(photo_root(profile), count, profile=profile) for profile, count in counts.items()}
+    for line in told_of(roots):
+        _say(line)
 
 
 def _run(notebook: Notebook, title: str, folder: Path, thorough: bool) -> Executed:

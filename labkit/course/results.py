@@ -12,7 +12,7 @@ import pandas as pd
 
 from labkit.errors import ArgumentError, MissingFileError
 from labkit.measure.recorder import RESULTS_VARIABLE, current_recorder
-from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, environment, scale
+from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, environment, own_photos, scale
 
 STORED = NOTEBOOK_FOLDER / "results.json"
 HERE = "this machine"
@@ -99,16 +99,20 @@ class Shown:
         return self._repr_markdown_().replace("**", "").replace("*(", "(").replace(")*", ")")
 
 
-def result(notebook: str, *sentences: str | tuple[str, bool], figures: Mapping[str, Any] | None = None) -> Shown:
+def result(
+    notebook: str, *sentences: str | tuple[str, bool], figures: Mapping[str, Any] | None = None, **values: Any
+) -> Shown:
     """State what a notebook found: the last line of its last cell.
 
     A run of `labkit tour` keeps it; `labkit tour --store` refuses to store one whose conditions do not hold.
 
     Args:
         notebook: The notebook's name, such as `"03_persistent_workers"`.
-        sentences: Two to four, with numbers and units. The first one answers the notebook's question. One that names a
-            direction is a pair: the sentence, and whether this run bears it out.
+        sentences: One to three, of 60 words and three numbers together. The first one answers the notebook's question.
+            One that names a direction is a pair: the sentence, and whether this run bears it out.
         figures: Name -> row of `lk.summarize` or a number, for `course.claims` and `course.where_to_start`.
+        values: What stands in braces in the sentences, as for `str.format`. A row of `lk.summarize` is told as how many
+            times as fast it is, `{row}`, or with its interval, `{row:interval}`.
 
     Returns:
         An object that shows itself: the sentences, the machine, and the stored run's sentences.
@@ -116,13 +120,16 @@ def result(notebook: str, *sentences: str | tuple[str, bool], figures: Mapping[s
     Raises:
         ValueError: `notebook` is no notebook's name.
 
-    Example: `course.result("01_naive_pil", (f"Decoding takes {share:.0%} of the time.", share > 0.5))`
+    Example: `course.result("01_naive_pil", ("Decoding takes {share:.0%} of the time.", share > 0.5), share=share)`
     """
     if not re.fullmatch(r"\d\d[a-z]?_\w+", notebook):
         raise ArgumentError(
             f"notebook must be a notebook's name, such as '03_persistent_workers', got {notebook!r:.100}"
         )
     pairs = [(item, True) if isinstance(item, str) else item for item in sentences]
+    if values:
+        told = {name: _Times(_ratio_of(value)) if _is_row(value) else value for name, value in values.items()}
+        pairs = [(text.format(**told), holds) for text, holds in pairs]
     not_here = tuple(text for text, holds in pairs if not holds)
     found = {name: _ratio_of(value) for name, value in (figures or {}).items()}
     own = Result(notebook, tuple(text for text, _ in pairs), not_here, found, describe_machine(), scale().name)
@@ -132,9 +139,14 @@ def result(notebook: str, *sentences: str | tuple[str, bool], figures: Mapping[s
 
 
 def describe_machine() -> str:
-    """This machine in a few words: its cores, GPU and torch."""
+    """This machine in a few words: its cores, GPU and torch; and whether the photos are the reader's own."""
     facts = environment()
-    return f"{facts['usable_cores']} cores of {facts['cpu']}, {facts['gpu'] or 'no GPU'}, torch {facts['torch']}"
+    parts: list[Any] = [
+        f"{facts['usable_cores']} cores of {facts['cpu']}",
+        facts["gpu"] or "no GPU",
+        f"torch {facts['torch']}",
+    ]
+    return ", ".join([*parts, "own photos"] if own_photos() else parts)
 
 
 def stored_results(path: Path = STORED) -> dict[str, Result]:
@@ -197,6 +209,24 @@ def known_results(results: str | os.PathLike | None = None) -> dict[str, Result]
         )
     own = recorded_results(folder) if folder else {}
     return stored_results() | {name: found for name, found in own.items() if found.scale != "ci"}
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Ratio) or (isinstance(value, pd.Series | Mapping) and "speedup" in value)
+
+
+class _Times:
+    """A ratio as a sentence tells it: `1.51`, or `1.51 [1.47, 1.55]` by the format `interval`."""
+
+    def __init__(self, ratio: Ratio):
+        self._ratio = ratio
+
+    def __format__(self, how: str) -> str:
+        numbers = [self._ratio.value, self._ratio.low, self._ratio.high]
+        value, low, high = (f"{n:.0f}" if n >= 10 else f"{n:.1f}" if n >= 2.95 else f"{n:.2f}" for n in numbers)
+        if how not in ("", "interval"):
+            return format(self._ratio.value, how)
+        return f"{value} [{low}, {high}]" if how and not pd.isna(numbers[1]) else value
 
 
 def _ratio_of(value: Any) -> Ratio:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from labkit.data.own_photos import is_own, link_photos
 from labkit.util.arguments import require_choice, require_int, require_local_path, require_seed
 from labkit.util.files import (
     atomic_path,
@@ -111,7 +112,8 @@ def make_photos(
         engine, address, progress: As in `map_items`. Threads suffice: Pillow and NumPy's generator release the GIL.
 
     Returns:
-        `root` as a Path.
+        `root` as a Path. Where `LABKIT_PHOTOS` names a folder, a set of the course, in `course.photo_root`, has links
+        to photos of that folder.
 
     >>> root = lk.make_photos("photos", 8, progress=False)
 
@@ -125,6 +127,8 @@ def make_photos(
     with needing("lk.make_photos", "lab"):
         import skimage.data  # noqa: F401 - rather once here than in each worker
     root, seed = require_local_path("root", root), require_seed(seed)
+    if is_own(root, profile) and link_photos(root, require_int("count", count), profile):
+        return root
     settings = {"profile": require_choice("profile", profile, PROFILES), "seed": seed}
     count = require_int("count", count)
     check_engine(engine, num_threads, address)

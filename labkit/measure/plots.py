@@ -28,6 +28,7 @@ from labkit.measure.statistics import (
     quiet_summary,
 )
 from labkit.util.arguments import require_a
+from labkit.util.machine import own_photos
 from labkit.util.process import warn_caller
 
 WIDTH_IN = 7.0  # of every figure: on a page 600 pixels wide the smallest text is then 10.7 pixels high
@@ -67,7 +68,7 @@ def write_title(target: Axes | Figure, text: str) -> Text:
         target: Axes, or a figure whose axes share the title.
         text: A sentence computed from what is drawn. An empty one removes the title.
     """
-    words = " ".join(text.split())
+    words = " ".join([*text.split(), *(["(own photos)"] if text and own_photos() else [])])
     if isinstance(target, Figure):
         lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT))
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)

@@ -149,13 +149,30 @@ def is_thorough() -> bool:
     return bool(os.environ.get(THOROUGH_VARIABLE))
 
 
+OWN_PHOTOS_VARIABLE = "LABKIT_PHOTOS"
+
+
+def own_photos() -> Path | None:
+    """The folder of the reader's own photos, where `LABKIT_PHOTOS` names one; None: the course makes its own."""
+    named = os.environ.get(OWN_PHOTOS_VARIABLE)
+    return Path(named).expanduser().absolute() if named else None
+
+
+def own_photos_id() -> str:
+    """A short digest of where they are, which does not tell where; "" without any."""
+    own = own_photos()
+    return hashlib.sha256(os.fsencode(own)).hexdigest()[:6] if own else ""
+
+
 def photo_root(profile: str) -> Path:
     """Folder for the photos of one profile at the current scale, under `LABKIT_HOME` (default `~/.cache/labkit`).
 
-    The number of photos is in its name: a scale reads those that it is about, unless a reader has added others.
+    The number of photos is in its name: a scale reads those that it is about, unless a reader has added others. Where
+    `LABKIT_PHOTOS` names a folder, `lk.make_photos` links photos of the reader's there.
     """
     count = scale().n_camera if profile == "camera" else scale().n_photos
-    return labkit_home() / "photos" / f"{profile}-{count}"
+    own = own_photos_id()
+    return labkit_home() / "photos" / (f"own-{own}-{profile}-{count}" if own else f"{profile}-{count}")
 
 
 def labkit_home() -> Path:
@@ -205,6 +222,7 @@ def env_id() -> str:
     """Short name of this environment, such as `intel-xeon-2c-cpu-3fa91c`. Frames are compared only within one.
 
     Its last part is a digest of the machine and of the minor versions of Python and the libraries that handle pixels.
+    Runs with a reader's own photos are of an environment of their own.
 
     >>> env_id()  # doctest: +SKIP
     'linux-8-cores-rtx-4090-torch-2.14-3f2a9c'
@@ -214,7 +232,8 @@ def env_id() -> str:
     measured_on = [facts[name] for name in ("cpu", "usable_cores", "memory_gib", "gpu")]
     digest = hashlib.sha256(repr([*measured_on, minor]).encode())
     parts = [_slug(str(facts["cpu"]), 3), f"{facts['usable_cores']}c", _slug(str(facts["gpu"]), 3) or "cpu"]
-    return "-".join([*parts, digest.hexdigest()[:6]])
+    photos = [f"photos-{own_photos_id()}"] if own_photos() else []
+    return "-".join([*parts, digest.hexdigest()[:6], *photos])
 
 
 def package_version(name: str) -> str | None:
