@@ -91,6 +91,17 @@ class TestResults:
         with pytest.raises(ValueError, match=r"stored\.json holds no results .*restore it with git"):
             stored_results()
 
+    def test_sentences_are_filled_with_values(self, found):
+        row = {"speedup": 1.514, "ci_low": 1.467, "ci_high": 1.552}
+        fast = {"speedup": 26.6, "ci_low": 25.9, "ci_high": 27.8}
+        texts = "{cores} cores: {row}, {row:interval}.", ("{fast:interval}; {row:.1f}; {share:.0%}.", False)
+        told = course.result("01_x", *texts, cores=2, row=row, fast=fast, share=0.256)
+        assert told.result.sentences == ("2 cores: 1.51, 1.51 [1.47, 1.55].", "27 [26, 28]; 1.5; 26%.")
+        assert told.result.not_here == told.result.sentences[1:]
+        assert (
+            course.result("01_x", "{braces} stay where there are no values").result.sentences[0].startswith("{braces}")
+        )
+
     def test_a_result_is_that_of_a_notebook(self):
         with pytest.raises(ValueError, match="must be a notebook's name, such as '03_persistent_workers'"):
             course.result("../x", "It is so.")
