@@ -126,13 +126,10 @@ def _set_scale(name: str) -> str:
 
 
 def _set_photos(folder: str) -> str:
-    from labkit.util.machine import OWN_PHOTOS_VARIABLE, own_photos
+    from labkit.util.machine import OWN_PHOTOS_VARIABLE
 
     if folder:
         os.environ[OWN_PHOTOS_VARIABLE] = os.path.abspath(os.path.expanduser(folder))
-    if (own := own_photos()) and not own.is_dir():
-        say(f"labkit: {own} is not a folder of photos: name one with JPEGs, at any depth", to_stderr=True)
-        raise SystemExit(2)
     return folder
 
 
@@ -356,12 +353,15 @@ def lab(
     from labkit.app import jupyter as lab_server
     from labkit.app.notebooks import find_notebooks, update_copies
     from labkit.app.recording import REMEDY
+    from labkit.app.tour import make_scale_photos
     from labkit.measure.recorder import RESULTS_VARIABLE
     from labkit.util.files import check_writable
-    from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id
+    from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, own_photos
 
-    with one_line_errors("labkit", OSError):
+    with one_line_errors("labkit", OSError, ValueError):
         folder = NOTEBOOK_FOLDER if IS_CLONE else update_copies(say)
+        if own_photos():  # here, since what is left out is named on the terminal
+            make_scale_photos()
     results = os.environ.setdefault(RESULTS_VARIABLE, os.path.abspath(os.path.join("results", env_id(), "frames")))
     try:
         check_writable(Path(results).expanduser(), REMEDY)
