@@ -69,6 +69,14 @@ def test_it_answers_first_and_is_short(path):
     assert {name for name, part in imported if (name, part) != ("labkit", "course")} <= {"labkit"}
 
 
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_its_result_is_read_at_a_glance(path):
+    told = " ".join(stored_results()[path.stem].sentences)
+    figures = re.findall(r"(?<![\w.-])\d[\d,.]*", re.sub(r"`[^`]*`", "", told))
+    assert len(told.split()) <= 60
+    assert len(figures) <= 3, figures
+
+
 def test_readme_notebooks_and_results_say_the_same():
     """All three are written by `labkit tour --store`."""
     stored = stored_results()
