@@ -78,7 +78,7 @@ def _agree(found: Tensor, right: Tensor) -> bool:
 
 
 def normalizes_bytes(answer: Callable[[Tensor, Any, Any], Tensor]) -> None:
-    """Judge `normalize(batch, mean, std)`: torchvision's floats, by one multiplication and one addition per value."""
+    """Judge `normalize_bytes(batch, mean, std)`: torchvision's floats, by one factor and one offset."""
     # Three of everything, so that no broadcast over a wrong axis raises.
     batch = torch.randint(256, (3, 3, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
     right = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])(batch)
@@ -108,6 +108,8 @@ def _told_by_mistake(batch: Tensor, found: Tensor) -> str:
     unscaled = ((batch - mean) / std, (batch - mean) / std / 255, batch / std - mean, (batch / std - mean) / 255)
     if any(torch.allclose(found, wrong, atol=1e-2) for wrong in unscaled):
         return "mean and std are those of values from 0 to 1, and were applied to bytes from 0 to 255"
+    if torch.allclose(found, batch / std / 255 - mean, atol=1e-4):
+        return "the mean was subtracted after the division by std: subtract mean / std"
     return f"the first value is {found.flatten()[0]:.3f}, which torchvision does not give"
 
 

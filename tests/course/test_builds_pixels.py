@@ -30,10 +30,13 @@ def folded(notebook, function):
     nodes = nbformat.read(REPO / "notebooks" / f"{notebook}.ipynb", as_version=4)
     texts = [cell.source for cell in nodes.cells if "<summary>Answer</summary>" in cell.source]
     (block,) = [
-        code for text in texts for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if f"def {function}" in code
+        code
+        for text in texts
+        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if f"def {function}" in code
     ]
     names = {"torch": torch, "np": np, "Image": Image, "ImageOps": ImageOps}
-    exec(block, names)
+    exec(block, names)  # noqa: S102  # the notebook's own code
     return names[function]
 
 
@@ -41,7 +44,7 @@ def folded(notebook, function):
     ("notebook", "function", "judge"),
     [
         ("02_read_image", "read_rgb", course.reads_rgb),
-        ("04_tensor_transforms", "normalize", course.normalizes_bytes),
+        ("04_tensor_transforms", "normalize_bytes", course.normalizes_bytes),
         ("04_tensor_transforms", "flip_each", course.flips_each),
     ],
 )
@@ -128,6 +131,7 @@ def in_place(batch, mean, std):
 
 
 AXIS = "mean and std were applied along the {}, not along the channels"
+OFFSET = "the mean was subtracted after the division by std: subtract mean / std"
 UNSCALED = "mean and std are those of values from 0 to 1, and were applied to bytes from 0 to 255"
 
 
@@ -136,7 +140,8 @@ UNSCALED = "mean and std are those of values from 0 to 1, and were applied to by
     [
         (lambda batch, mean, std: (batch - of_shape(mean, 3, 1, 1)) / of_shape(std, 3, 1, 1), UNSCALED),
         (lambda batch, mean, std: (batch / of_shape(std, 3, 1, 1) - of_shape(mean, 3, 1, 1)) / 255, UNSCALED),
-        (lambda batch, mean, std: batch / of_shape(std, 3, 1, 1) / 255 - of_shape(mean, 3, 1, 1), "the first value is"),
+        (lambda batch, mean, std: batch / of_shape(std, 3, 1, 1) / 255 - of_shape(mean, 3, 1, 1), OFFSET),
+        (lambda batch, mean, std: batch * of_shape(std, 3, 1, 1), "the first value is"),
         (shaped(3), AXIS.format("columns")),
         (shaped(3, 1), AXIS.format("rows")),
         (shaped(3, 1, 1, 1), AXIS.format("images")),
@@ -148,7 +153,7 @@ UNSCALED = "mean and std are those of values from 0 to 1, and were applied to by
         ),
         (
             lambda batch, mean, std: v2.functional.normalize(v2.functional.to_dtype(batch, scale=True), mean, std),
-            "the values are right, but arithmetic goes over the batch 2 times",
+            "the values are right, but arithmetic goes over the batch 3 times",
         ),
         (shaped(3, 1, 1), "make factor and offset on the batch's device"),
         (lambda batch, mean, std: shaped(3, 1, 1)(batch, mean, std)[0], "the shape is (3, 3, 3), not (3, 3, 3, 3)"),
