@@ -73,7 +73,8 @@ def conformance(files: dict[str, bytes] | None = None, *, by_default: bool = Fal
 
     Args:
         files: Name -> encoded bytes; default `oracle_files()`, and `broken_files()` unless `by_default`.
-        by_default: Call each library as in its first example, without labkit's contract.
+        by_default: Call each library as in its first example, and Pillow as torchvision's `ImageFolder` does, without
+            labkit's contract.
 
     Returns:
         DataFrame: file, decoder, outcome (`same`, `differs`, `refused`), shape, mean_abs_diff (of 255, against
@@ -130,7 +131,7 @@ def _decode_calls(by_default: bool) -> dict[str, Callable[[bytes], np.ndarray]]:
     if not by_default:
         return {name: partial(_decode_ours, name) for name in DECODERS}
     return {
-        "pil": lambda data: np.asarray(Image.open(io.BytesIO(data))),
+        "pil": lambda data: np.asarray(Image.open(io.BytesIO(data)).convert("RGB")),  # as ImageFolder's loader does
         "pil_draft": _decode_pil_draft,
         "cv2": _decode_cv2,
         "torchvision": _decode_torchvision,

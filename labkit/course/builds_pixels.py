@@ -1,0 +1,146 @@
+"""Judges of the exercises that build how a file becomes RGB, and how bytes become the floats of a network.
+
+Each takes the reader's function, and raises AssertionError with a sentence that says what is wrong.
+"""
+
+import io
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.transforms import v2
+
+from labkit.course.oracles import broken_files, oracle_files
+from labkit.data.decode import decode
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of values from 0 to 1
+_ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "addcmul", "addcdiv"}
+_MAX_DIFFERENCE = 2  # mean, of 255: libraries round and upsample colors differently
+
+
+def _expect(holds: object, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def reads_rgb(answer: Callable[[str], Tensor]) -> None:
+    """Judge `read_rgb(path)`: every oracle file as `lk.decode` gives it, and an exception for a file cut off."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+        for name, data in oracle_files().items():
+            path = Path(folder, name)
+            path.write_bytes(data)
+            _expect_pixels(name, answer(str(path)), decode(data), stored_bits=_bits_of(data))
+        for name, data in broken_files().items():
+            if not name.startswith("truncated"):
+                continue
+            path = Path(folder, name)
+            path.write_bytes(data)
+            is_refused = False
+            try:
+                answer(str(path))
+            except Exception:
+                is_refused = True
+            _expect(is_refused, f"{name}: the file is cut off and was read all the same, in part gray: raise an error")
+
+
+def _bits_of(data: bytes) -> int:
+    return 16 if Image.open(io.BytesIO(data)).mode.startswith("I") else 8
+
+
+def _expect_pixels(name: str, found: Any, right: Tensor, *, stored_bits: int) -> None:
+    _expect(isinstance(found, Tensor), f"{name}: a {type(found).__name__} came back; return a tensor")
+    _expect(found.dtype == torch.uint8, f"{name}: {found.dtype} came back; return uint8, of 16 bits the high byte")
+    is_last = found.ndim == 3 and found.shape[-1] == 3 != len(found)
+    _expect(not is_last, f"{name}: the channels come last, {tuple(found.shape)}; they come first in (3, H, W)")
+    is_rgb = found.ndim == 3 and len(found) == 3
+    _expect(is_rgb, f'{name}: the shape is {tuple(found.shape)}, not (3, H, W): use convert("RGB")')
+    if _agree(found, right):
+        return
+    turns = [found.rot90(k, (1, 2)) for k in range(4)]
+    turns += [turned.flip(2) for turned in turns]
+    _expect(
+        not any(_agree(turned, right) for turned in turns),
+        f"{name}: the picture is turned or mirrored: apply the EXIF orientation",
+    )
+    is_white = stored_bits == 16 and found.float().mean() > 250
+    _expect(not is_white, f"{name}: all is white: 16 bits were clipped to 255; keep their high byte")
+    _expect(not _agree(found.flip(0), right), f"{name}: red and blue have changed places")
+    raise AssertionError(f"{name}: these are not the pixels that lk.decode gives")
+
+
+def _agree(found: Tensor, right: Tensor) -> bool:
+    return found.shape == right.shape and (found.float() - right).abs().mean().item() <= _MAX_DIFFERENCE
+
+
+def normalizes_bytes(answer: Callable[[Tensor, Any, Any], Tensor]) -> None:
+    """Judge `normalize_bytes(batch, mean, std)`: torchvision's floats, by one factor and one offset."""
+    # Three of everything, so that no broadcast over a wrong axis raises.
+    batch = torch.randint(256, (3, 3, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    right = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])(batch)
+    given = batch.clone()
+    with _CountedArithmetic(batch.numel()) as counted:
+        found = answer(given, MEAN, STD)
+    _expect(torch.equal(given, batch), "the batch of bytes was changed in place; leave it as it is")
+    _expect(isinstance(found, Tensor), f"a {type(found).__name__} came back; return a tensor")
+    _expect(found.dtype == torch.float32, f"{found.dtype} came back: make factor and offset float32")
+    _expect(found.shape == right.shape, f"the shape is {tuple(found.shape)}, not {tuple(right.shape)}")
+    if not torch.allclose(found, right, atol=1e-4):
+        raise AssertionError(_told_by_mistake(batch, found))
+    told = f"the values are right, but arithmetic goes over the batch {counted.n_passes} times"
+    _expect(counted.n_passes <= 2, f"{told}: fold 255, mean and std into one factor and one offset")
+    try:
+        answer(batch.to("meta"), MEAN, STD)  # a device without data, which refuses tensors of the CPU
+    except RuntimeError as error:
+        raise AssertionError(f"make factor and offset on the batch's device: {error}") from error
+
+
+def _told_by_mistake(batch: Tensor, found: Tensor) -> str:
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    for axis, shape in (("the images", (3, 1, 1, 1)), ("the rows", (3, 1)), ("the columns", (3,))):
+        wrong = (batch / 255 - mean.view(shape)) / std.view(shape)
+        if torch.allclose(found, wrong, atol=1e-4):
+            return f"mean and std were applied along {axis}, not along the channels"
+    unscaled = ((batch - mean) / std, (batch - mean) / std / 255, batch / std - mean, (batch / std - mean) / 255)
+    if any(torch.allclose(found, wrong, atol=1e-2) for wrong in unscaled):
+        return "mean and std are those of values from 0 to 1, and were applied to bytes from 0 to 255"
+    if torch.allclose(found, batch / std / 255 - mean, atol=1e-4):
+        return "the mean was subtracted after the division by std: subtract mean / std"
+    return f"the first value is {found.flatten()[0]:.3f}, which torchvision does not give"
+
+
+class _CountedArithmetic(TorchDispatchMode):
+    """Counts the additions and multiplications that go over a whole batch; a multiply-add is one."""
+
+    def __init__(self, n_values: int):
+        super().__init__()
+        self.n_passes, self._n_values = 0, n_values
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        is_arithmetic = function.overloadpacket.__name__.rstrip("_") in _ARITHMETIC
+        self.n_passes += is_arithmetic and isinstance(found, Tensor) and found.numel() >= self._n_values
+        return found
+
+
+def flips_each(answer: Callable[[Tensor], Tensor]) -> None:
+    """Judge `flip_each(batch)`: every image is the original or its mirror image, by a draw of its own."""
+    batch = torch.arange(64 * 3 * 2 * 4).remainder(251).to(torch.uint8).view(64, 3, 2, 4)
+    shares = []
+    for _ in range(8):
+        found = answer(batch.clone())
+        _expect(
+            isinstance(found, Tensor) and found.shape == batch.shape, "return a tensor of the shape that the batch has"
+        )
+        is_flipped, is_same = ((found == wanted).flatten(1).all(1) for wanted in (batch.flip(3), batch))
+        upside_down = (found == batch.flip(2)).flatten(1).all(1) & ~is_same
+        _expect(not upside_down.any(), "images are upside down: flip along the width")
+        _expect((is_flipped | is_same).all(), "some are neither the original nor its mirror image")
+        shares.append(is_flipped.float().mean().item())
+    _expect(not set(shares) <= {0.0, 1.0}, "all images of a batch are flipped, or none: draw for each image")
+    _expect(all(0.2 < share < 0.8 for share in shares), f"{min(shares):.0%} to {max(shares):.0%} are flipped, not half")

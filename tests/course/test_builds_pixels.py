@@ -1,0 +1,182 @@
+"""The exercises on pixels: the folded answers are right, and each classic mistake is called by its name."""
+
+import re
+
+import cv2
+import nbformat
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile, ImageOps
+from torchvision.transforms import v2
+
+from labkit import course
+from tests.paths import REPO
+
+
+@pytest.fixture
+def said(capsys):
+    """What a check of an answer prints."""
+
+    def said(answer, judge):
+        course.check(answer, judge)
+        return capsys.readouterr().out
+
+    return said
+
+
+def folded(notebook, function):
+    """The function that an exercise's folded answer defines."""
+    nodes = nbformat.read(REPO / "notebooks" / f"{notebook}.ipynb", as_version=4)
+    texts = [cell.source for cell in nodes.cells if "<summary>Answer</summary>" in cell.source]
+    (block,) = [
+        code
+        for text in texts
+        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if f"def {function}" in code
+    ]
+    names = {"torch": torch, "np": np, "Image": Image, "ImageOps": ImageOps}
+    exec(block, names)  # noqa: S102  # the notebook's own code
+    return names[function]
+
+
+@pytest.mark.parametrize(
+    ("notebook", "function", "judge"),
+    [
+        ("02_read_image", "read_rgb", course.reads_rgb),
+        ("04_tensor_transforms", "normalize_bytes", course.normalizes_bytes),
+        ("04_tensor_transforms", "flip_each", course.flips_each),
+    ],
+)
+def test_the_folded_answer_is_right_and_an_open_one_is_not_judged(said, notebook, function, judge):
+    assert said(folded(notebook, function), judge) == "right\n"
+    assert said(lambda *arguments: ..., judge) == ""
+
+
+def to_tensor(pixels):
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+
+def without_turn(path):
+    return to_tensor(Image.open(path).convert("RGB"))
+
+
+def without_convert(path):
+    image = torch.from_numpy(np.array(ImageOps.exif_transpose(Image.open(path))))
+    return image.permute(2, 0, 1) if image.ndim == 3 else image
+
+
+def clipped(path):
+    return to_tensor(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
+
+
+def by_opencv(path):
+    return to_tensor(cv2.imread(path))
+
+
+def channels_last(path):
+    return clipped(path).permute(1, 2, 0)
+
+
+def floats(path):
+    return clipped(path) / 255
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (without_turn, "exif 2.jpeg: the picture is turned or mirrored: apply the EXIF orientation"),
+        (without_convert, 'grayscale.jpeg: the shape is (63, 95), not (3, H, W): use convert("RGB")'),
+        (clipped, "gray 16-bit.png: all is white: 16 bits were clipped to 255; keep their high byte"),
+        (by_opencv, "subsampling 444.jpeg: red and blue have changed places"),
+        (
+            channels_last,
+            "subsampling 444.jpeg: the channels come last, (63, 95, 3); they come first in (3, H, W)",
+        ),
+        (floats, "subsampling 444.jpeg: torch.float32 came back; return uint8, of 16 bits the high byte"),
+        (cv2.imread, "subsampling 444.jpeg: a ndarray came back; return a tensor"),
+        (lambda path: clipped(path) // 2, "subsampling 444.jpeg: these are not the pixels that lk.decode gives"),
+    ],
+)
+def test_a_picture_read_wrongly_is_told_by_its_mistake(said, answer, told):
+    assert said(answer, course.reads_rgb) == f"not yet: {told}\n"
+
+
+def test_a_file_cut_off_must_raise(said, monkeypatch):
+    right = folded("02_read_image", "read_rgb")
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    told = said(right, course.reads_rgb)
+    assert re.fullmatch(r"not yet: truncated at \d+%\.\w+: the file is cut off and was read all the same.*\n", told)
+
+
+def of_shape(values, *shape):
+    return torch.tensor(values).view(shape)
+
+
+def shaped(*shape):
+    """torchvision's way, with mean and std of this shape."""
+    return lambda batch, mean, std: torch.addcmul(
+        -of_shape(mean, *shape) / of_shape(std, *shape), batch, 1 / (255 * of_shape(std, *shape))
+    )
+
+
+def as_doubles(batch, mean, std):
+    mean, std = (torch.from_numpy(np.array(values)).view(3, 1, 1) for values in (mean, std))
+    return batch * (1 / (255 * std)) - mean / std
+
+
+def in_place(batch, mean, std):
+    batch.floor_divide_(2)
+    return shaped(3, 1, 1)(batch, mean, std)
+
+
+AXIS = "mean and std were applied along the {}, not along the channels"
+OFFSET = "the mean was subtracted after the division by std: subtract mean / std"
+UNSCALED = "mean and std are those of values from 0 to 1, and were applied to bytes from 0 to 255"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda batch, mean, std: (batch - of_shape(mean, 3, 1, 1)) / of_shape(std, 3, 1, 1), UNSCALED),
+        (lambda batch, mean, std: (batch / of_shape(std, 3, 1, 1) - of_shape(mean, 3, 1, 1)) / 255, UNSCALED),
+        (lambda batch, mean, std: batch / of_shape(std, 3, 1, 1) / 255 - of_shape(mean, 3, 1, 1), OFFSET),
+        (lambda batch, mean, std: batch * of_shape(std, 3, 1, 1), "the first value is"),
+        (shaped(3), AXIS.format("columns")),
+        (shaped(3, 1), AXIS.format("rows")),
+        (shaped(3, 1, 1, 1), AXIS.format("images")),
+        (as_doubles, "torch.float64 came back: make factor and offset float32"),
+        (in_place, "the batch of bytes was changed in place; leave it as it is"),
+        (
+            lambda batch, mean, std: (batch / 255 - of_shape(mean, 3, 1, 1)) / of_shape(std, 3, 1, 1),
+            "the values are right, but arithmetic goes over the batch 3 times",
+        ),
+        (
+            lambda batch, mean, std: v2.functional.normalize(v2.functional.to_dtype(batch, scale=True), mean, std),
+            "the values are right, but arithmetic goes over the batch 3 times",
+        ),
+        (shaped(3, 1, 1), "make factor and offset on the batch's device"),
+        (lambda batch, mean, std: shaped(3, 1, 1)(batch, mean, std)[0], "the shape is (3, 3, 3), not (3, 3, 3, 3)"),
+        (lambda batch, mean, std: batch.numpy(), "a ndarray came back; return a tensor"),
+    ],
+)
+def test_a_batch_normalized_wrongly_is_told_by_its_mistake(said, answer, told):
+    assert said(answer, course.normalizes_bytes).startswith(f"not yet: {told}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (v2.RandomHorizontalFlip(), "all images of a batch are flipped, or none: draw for each image"),
+        (lambda batch: batch.flip(3), "all images of a batch are flipped, or none: draw for each image"),
+        (lambda batch: batch.flip(2), "images are upside down: flip along the width"),
+        (lambda batch: 255 - batch, "some are neither the original nor its mirror image"),
+        (lambda batch: batch[:32], "return a tensor of the shape that the batch has"),
+        (
+            lambda batch: torch.cat([batch[:4].flip(3), batch[4:]]),
+            "6% to 6% are flipped, not half",
+        ),
+    ],
+)
+def test_a_batch_flipped_wrongly_is_told_by_its_mistake(said, answer, told):
+    assert said(answer, course.flips_each) == f"not yet: {told}\n"
