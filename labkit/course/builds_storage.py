@@ -1,0 +1,164 @@
+"""Judges of the exercises that build what reads from storage: an index, a shuffle buffer, depth in meters."""
+
+import io
+import random
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from labkit.course.exercises import _expect
+
+_BLOCK_BYTES = 512  # of a tar
+
+
+def index_of_tar(index: Callable[[str], Mapping[str, tuple[int, int]]]) -> None:
+    """Judge `index(path)`: name -> (offset, size) of each file's bytes in a tar; a compressed tar is refused."""
+    for sizes in ((1024, 1536, 512), (700, 300, 513, 2000)):
+        with _written_tar("w", sizes) as (path, contents):
+            data = Path(path).read_bytes()
+            right = {name: (data.index(content), len(content)) for name, content in contents.items()}
+            if sizes[0] % _BLOCK_BYTES == 0:
+                _judge_places(index(path), right)
+            else:
+                _judge_odd_sizes(index, path, right)
+    with _written_tar("w:gz", (700, 300)) as (path, _):
+        try:
+            index(path)
+        except Exception:
+            return
+    raise AssertionError(
+        'a compressed tar was indexed, but its bytes are not at those places: mode "r:" of `tarfile` refuses it'
+    )
+
+
+@contextmanager
+def _written_tar(mode: Literal["w", "w:gz"], sizes: Iterable[int]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Path of a tar with files of these sizes, and their contents."""
+    contents = {f"{number}.jpg": random.Random(size).randbytes(size) for number, size in enumerate(sizes)}
+    with tempfile.TemporaryDirectory(prefix="labkit-exercise-") as folder:
+        path = Path(folder, "photos.tar")
+        with tarfile.open(path, mode) as tar:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        yield str(path), contents
+
+
+def _judge_places(found: Any, right: Mapping[str, tuple[int, int]]) -> None:
+    _expect(isinstance(found, Mapping), f"a {type(found).__name__} is no dictionary of name -> (offset, size)")
+    _expect(set(found) == set(right), f"the tar holds {sorted(right)}, the index {sorted(found)}")
+    for name, place in right.items():
+        shown = f"{name!r} gave {found[name]!r}"
+        is_pair = isinstance(found[name], tuple | list) and len(found[name]) == 2
+        _expect(is_pair, f"{shown}; (offset, size) was asked for")
+        offset, size = found[name]
+        _expect((size, offset) != place, f"{shown}, which is (size, offset); (offset, size) was asked for")
+        is_header = offset == place[0] - _BLOCK_BYTES
+        _expect(not is_header, f"{shown}, but there its header begins; the bytes follow {_BLOCK_BYTES} later")
+        _expect((offset, size) == place, f"{shown}; {place} is right")
+
+
+def _judge_odd_sizes(index: Callable[[str], Any], path: str, right: Mapping[str, tuple[int, int]]) -> None:
+    try:
+        found = {name: tuple(place) for name, place in index(path).items()}
+    except Exception:  # what was read as a header is none
+        found = {}
+    rounded = {name: (offset, -(-size // _BLOCK_BYTES) * _BLOCK_BYTES) for name, (offset, size) in right.items()}
+    _expect(found != rounded, "the sizes are rounded up to 512; each file's own size was asked for")
+    _expect(
+        found == right,
+        "files are not found after one whose size is no multiple of 512: round it up to get to the next header",
+    )
+
+
+def shuffle_buffer(shuffled: Callable[[Iterable[int], int, int], Iterable[int]]) -> None:
+    """Judge `shuffled(samples, buffer, seed)`: each sample once, in an order drawn from a buffer by the seed."""
+    n, buffer = 400, 40
+    came: list[int] = []
+    n_held = []
+    with _watched_generators() as is_changed:
+        samples = _Counted(range(n))
+        for sample in shuffled(samples, buffer, 0):
+            n_held.append(samples.n_taken - len(came))
+            came.append(sample)
+        again, other = (list(shuffled(iter(range(n)), buffer, seed)) for seed in (0, 1))
+        uses_global = is_changed()
+    _expect(
+        not came or n_held[0] < n,
+        f"all {n} samples were read before the first one came; a stream may not fit in memory",
+    )
+    n_lost = n - len(set(came))
+    _expect(not n_lost, f"{n_lost} of {n} samples were lost: what is in the buffer at the end has to come too")
+    _expect(len(came) == n, f"{len(came) - n} samples came twice")
+    most = max(n_held)
+    _expect(most >= buffer, f"the buffer of {buffer} samples never held more than {most}: fill it first")
+    _expect(most <= buffer + 1, f"{most} samples were held at a time, with a buffer of {buffer}")  # and the new one
+    _expect(came != list(range(n)), "the order is that of the stream: draw which sample leaves")
+    _expect(
+        not uses_global,
+        "it draws from a global generator, and so changes what others draw: make your own, `random.Random(seed)`",
+    )
+    _expect(again == came, "the same seed gave another order: make the generator in the function, from the seed")
+    _expect(other != came, "seeds 0 and 1 gave the same order")
+
+
+class _Counted:
+    """A stream that counts what was taken from it."""
+
+    def __init__(self, samples: Iterable[int]):
+        self._samples, self.n_taken = iter(samples), 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        sample = next(self._samples)
+        self.n_taken += 1
+        return sample
+
+
+@contextmanager
+def _watched_generators() -> Iterator[Callable[[], bool]]:
+    """Whether a global generator has been used since, of Python, NumPy or torch; all are as before afterwards."""
+
+    def states() -> tuple[Any, Any, Any]:
+        return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    before = states()
+    try:
+        yield lambda: repr(states()[:2]) != repr(before[:2]) or not torch.equal(states()[2], before[2])
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def depth_in_meters(depth_m: Callable[[bytes], tuple[Any, Any]]) -> None:
+    """Judge `depth_m(png)`: meters of a PNG of 16-bit millimeters, and which pixels are valid, that is, not 0."""
+    millimeters = np.random.default_rng(0).integers(1, 65_536, (48, 64)).astype(np.uint16)
+    millimeters[:8, :8] = 0
+    known, file = millimeters > 0, io.BytesIO()
+    Image.fromarray(millimeters).save(file, "png")
+    found = depth_m(file.getvalue())
+    is_pair = isinstance(found, tuple | list) and len(found) == 2
+    _expect(is_pair, "a pair was asked for: the depth in meters, and the mask of valid pixels")
+    meters, valid = (np.squeeze(np.asarray(part)) for part in found)
+    for name, part in (("the depth", meters), ("the mask", valid)):
+        _expect(part.shape == known.shape, f"{name} has shape {part.shape}; the picture has {known.shape}")
+    shown, right = meters[known].astype(np.float64), millimeters[known] / 1000
+    is_whole = np.array_equal(shown, right // 1)
+    _expect(not is_whole, "all depths are whole meters: divide as floats, not as integers")
+    n_depths = len(np.unique(shown))
+    _expect(n_depths > 256, f"it gives only {n_depths} different depths: the PNG has 16 bits and was read with 8")
+    _expect(np.allclose(shown, right, atol=1e-3), f"{millimeters[known][0]} mm came as {shown[0]:.6g} m")
+    _expect(valid.dtype == bool, f"the mask is {valid.dtype}; bool was asked for")
+    _expect(not valid[~known].any(), "pixels of 0 are valid in the mask, but 0 says that the depth is unknown")
+    _expect(valid[known].all(), f"{(~valid[known]).sum()} pixels of known depth are not valid in the mask")

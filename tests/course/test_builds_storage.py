@@ -1,0 +1,216 @@
+"""Exercises on storage: the folded answers are right, and each classic mistake is called by its name."""
+
+import io
+import random
+import re
+import tarfile
+
+import nbformat
+import numpy as np
+import pytest
+from PIL import Image
+
+from labkit import course
+from tests.paths import REPO
+
+
+@pytest.fixture
+def said(capsys):
+    """What a check of an answer prints."""
+
+    def said(answer, judge):
+        course.check(answer, judge)
+        return capsys.readouterr().out
+
+    return said
+
+
+def folded(stem, number, name):
+    """The function of the folded answer to an exercise of a notebook."""
+    cells = nbformat.read(REPO / "notebooks" / f"{stem}.ipynb", as_version=4).cells
+    imports = next(cell.source for cell in cells if cell.cell_type == "code")
+    task = next(cell.source for cell in cells if f"**{number}**" in cell.source)
+    code = re.search(r"<details><summary>Answer</summary>\n\n```python\n(.*)\n```\n\n</details>", task, re.DOTALL)
+    space: dict = {}
+    exec(f"{imports}\n{code[1]}", space)  # noqa: S102 - our own notebooks
+    return space[name]
+
+
+EXERCISES = {
+    "08.1": ("08_shard_formats", "index", course.index_of_tar),
+    "08b.1": ("08b_shard_order", "shuffled", course.shuffle_buffer),
+    "09.1": ("09_marigold_storage", "depth_m", course.depth_in_meters),
+}
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_the_folded_answer_is_right(said, number):
+    stem, name, judge = EXERCISES[number]
+    assert said(folded(stem, number, name), judge) == "right\n"
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_skeleton_says_nothing(said, number):
+    assert said(lambda *_: ..., EXERCISES[number][2]) == ""
+
+
+def by_tarfile(mode="r:", place=lambda member: (member.offset_data, member.size)):
+    def index(path):
+        with tarfile.open(path, mode) as tar:
+            return {member.name: place(member) for member in tar}
+
+    return index
+
+
+def read_at(file, place):
+    file.seek(place)
+    return file.read(512)
+
+
+def by_headers(block_bytes, *, refuses=True):
+    """Walks through the headers, whose next one begins at a multiple of `block_bytes` after a file's bytes."""
+
+    def index(path):
+        found, at = {}, 0
+        with open(path, "rb") as file:
+            while (header := read_at(file, at)).strip(b"\0"):
+                if refuses and header[257:262] != b"ustar":
+                    raise tarfile.ReadError("no header of a tar")
+                size = int(header[124:135], 8)
+                found[header[:100].rstrip(b"\0").decode()] = at + 512, size
+                at += 512 + -(-size // block_bytes) * block_bytes
+        return found
+
+    return index
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (by_tarfile(place=lambda m: (m.offset, m.size)), "there its header begins; the bytes follow 512 later"),
+        (by_tarfile(place=lambda m: (m.size, m.offset_data)), "which is (size, offset); (offset, size) was asked for"),
+        (by_tarfile(place=lambda m: (m.offset_data, -(-m.size // 512) * 512)), "the sizes are rounded up to 512"),
+        (by_tarfile(place=lambda m: (m.offset_data, m.size + 1)), "(512, 1024) is right"),
+        (by_tarfile("r"), "a compressed tar was indexed"),
+        (by_headers(1, refuses=False), "files are not found after one whose size is no multiple of 512"),
+        (by_headers(1), "files are not found after one whose size is no multiple of 512"),
+        (lambda path: list(by_tarfile()(path).items()), "a list is no dictionary of name -> (offset, size)"),
+        (lambda path: {}, "the tar holds ['0.jpg', '1.jpg', '2.jpg'], the index []"),
+        (lambda path: dict.fromkeys(["0.jpg", "1.jpg", "2.jpg"], 512), "'0.jpg' gave 512; (offset, size) was asked"),
+    ],
+)
+def test_a_wrong_index_is_told_what_is_wrong(said, index, told):
+    assert told in said(index, course.index_of_tar)
+
+
+def test_an_index_may_walk_through_the_headers_itself(said):
+    assert said(by_headers(512), course.index_of_tar) == "right\n"
+
+
+def shuffled(samples, buffer, seed, *, rng=None, filled=None, gives_rest=True, moves=True):
+    rng, held = rng or random.Random(seed), []
+    for sample in samples:
+        held.append(sample)
+        if len(held) > (buffer if filled is None else filled):
+            yield held.pop(rng.randrange(len(held)) if moves else 0)
+    yield from held if gives_rest else ()
+
+
+def with_options(**options):
+    return lambda samples, buffer, seed: shuffled(samples, buffer, seed, **options)
+
+
+def seeds_the_global_one(samples, buffer, seed):
+    random.seed(seed)
+    yield from shuffled(samples, buffer, seed, rng=random)
+
+
+def reads_everything(samples, buffer, seed):
+    samples = list(samples)
+    random.Random(seed).shuffle(samples)
+    yield from samples
+
+
+def sorted_in_pieces(samples, buffer, seed):
+    """Fills the buffer, empties it, and fills it again."""
+    held, rng = [], random.Random(seed)
+    for sample in samples:
+        held.append(sample)
+        if len(held) == buffer:
+            rng.shuffle(held)
+            yield from held
+            held = []
+
+
+def draws_by_numpy(samples, buffer, seed):
+    return shuffled(samples, buffer, seed, rng=type("Draws", (), {"randrange": staticmethod(np.random.randint)}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (with_options(gives_rest=False), "40 of 400 samples were lost: what is in the buffer at the end"),
+        (with_options(filled=1), "the buffer of 40 samples never held more than 2: fill it first"),
+        (with_options(filled=80), "81 samples were held at a time, with a buffer of 40"),
+        (seeds_the_global_one, "draws from a global generator"),
+        (with_options(rng=random), "draws from a global generator"),
+        (draws_by_numpy, "draws from a global generator"),
+        (reads_everything, "all 400 samples were read before the first one came"),
+        (lambda *given: list(shuffled(*given)), "all 400 samples were read before the first one came"),
+        (with_options(moves=False), "the order is that of the stream"),
+        (with_options(rng=random.Random(0)), "the same seed gave another order"),
+        (lambda samples, buffer, seed: shuffled(samples, buffer, 0), "seeds 0 and 1 gave the same order"),
+        (lambda samples, *given: (s for s in shuffled(samples, *given) for _ in range(2)), "came twice"),
+        (lambda *given: iter(()), "400 of 400 samples were lost"),
+    ],
+)
+def test_a_wrong_buffer_is_told_what_is_wrong(said, answer, told):
+    assert told in said(answer, course.shuffle_buffer)
+
+
+def test_a_buffer_that_is_emptied_and_filled_again_is_right_too(said):
+    assert said(sorted_in_pieces, course.shuffle_buffer) == "right\n"
+
+
+@pytest.mark.parametrize("answer", [seeds_the_global_one, draws_by_numpy])
+def test_a_judge_leaves_the_global_generators_alone(said, answer):
+    before, numbers = random.getstate(), np.random.get_state()[1].tolist()
+    said(answer, course.shuffle_buffer)
+    assert random.getstate() == before
+    assert np.random.get_state()[1].tolist() == numbers
+
+
+def depth_m(png, *, mode=None, scale=lambda millimeters: millimeters / 1000, valid=lambda depth: depth > 0):
+    image = Image.open(io.BytesIO(png))
+    depth = np.asarray(image.convert(mode) if mode else image)
+    return scale(depth), valid(depth)
+
+
+def depths(**options):
+    return lambda png: depth_m(png, **options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (depths(mode="L"), "different depths: the PNG has 16 bits and was read with 8"),
+        (depths(scale=lambda depth: (depth // 256) / 255), "different depths: the PNG has 16 bits and was read with 8"),
+        (depths(scale=lambda depth: depth // 1000), "all depths are whole meters"),
+        (depths(scale=lambda depth: (depth / 1000).astype(int)), "all depths are whole meters"),
+        (depths(scale=lambda depth: depth / 10), " mm came as "),
+        (
+            depths(valid=lambda depth: depth >= 0),
+            "pixels of 0 are valid in the mask, but 0 says that the depth is unknown",
+        ),
+        (depths(valid=lambda depth: depth > 10_000), "pixels of known depth are not valid in the mask"),
+        (depths(valid=lambda depth: (depth > 0).astype(int)), "the mask is int64; bool was asked for"),
+        (depths(valid=lambda depth: (depth > 0)[:, :5]), "the mask has shape (48, 5); the picture has (48, 64)"),
+        (lambda png: depth_m(png)[0], "a pair was asked for"),
+    ],
+)
+def test_a_wrong_depth_is_told_what_is_wrong(said, answer, told):
+    assert told in said(answer, course.depth_in_meters)
+
+
+def test_unknown_pixels_may_hold_anything_that_is_masked(said):
+    assert said(depths(scale=lambda d: np.where(d, d / 1000, np.nan)), course.depth_in_meters) == "right\n"
