@@ -76,7 +76,9 @@ def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
         if len(epoch.unique(dim=0)) < _N_SAMPLES:
             raise AssertionError("samples of one epoch draw the same: the seed has to depend on the index")
     if len(torch.cat(alone).unique(dim=0)) < 2 * _N_SAMPLES:
-        raise AssertionError("a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does")
+        raise AssertionError(
+            "a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does"
+        )
     for num_workers in (1, 3):
         first, second = _two_epochs(dataset, num_workers)
         if not torch.equal(first, alone[0]):
@@ -96,13 +98,15 @@ def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
 def _two_epochs(dataset: Any, num_workers: int) -> list[torch.Tensor]:
     """The draws of each sample in two epochs, which kept workers load in an order that depends on their number."""
     multiprocessing.set_forkserver_preload(["torch"])  # its workers import the class anew, as spawned ones, but sooner
-    workers = {"multiprocessing_context": "forkserver", "persistent_workers": True} if num_workers else {}
+    workers: dict[str, Any] = (
+        {"multiprocessing_context": "forkserver", "persistent_workers": True} if num_workers else {}
+    )
     order = torch.randperm(_N_SAMPLES, generator=torch.Generator().manual_seed(num_workers))
     own = torch.Generator()  # else a loader draws from the training's
-    loader = DataLoader(dataset, 4, sampler=order.tolist(), num_workers=num_workers, generator=own, **workers)
     epochs = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*worker processes in total")  # three, also on two cores
+        loader = DataLoader(dataset, 4, sampler=order.tolist(), num_workers=num_workers, generator=own, **workers)
         for epoch in range(2):
             dataset.set_epoch(epoch)
             epochs.append(torch.cat(list(loader))[order.argsort()])

@@ -131,7 +131,7 @@ def test_own_runs_are_a_frame_and_no_experiment_of_a_notebook(said, frame_of):
 
 
 def exercises():
-    """Number -> imports of the notebook, the folded answer, a module's cell, and that with the skeleton and the check."""
+    """Number -> imports of the notebook, folded answer, the cell of a module, and the cell with skeleton and check."""
     for path in sorted((REPO / "notebooks").glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells
         imports = next(cell.source for cell in cells if cell.cell_type == "code")
