@@ -20,7 +20,7 @@ Judge = Callable[[Any], object]
 _RTOL = 0.02  # how far a number may be off, relative to the right one
 
 
-class _NotAnswered(BaseException):
+class NotAnswered(BaseException):
     """A skeleton returned `...`. No exception that a judge may catch."""
 
 
@@ -48,7 +48,7 @@ def check(answer: Any, expected: Any) -> None:
             expected(asked)
         else:
             _expect(is_close(answer, expected), f"{answer!r} is not {expected!r}")
-    except _NotAnswered:
+    except NotAnswered:
         return
     except AssertionError as error:
         print(f"not yet: {error}")
@@ -128,7 +128,7 @@ def _until_answered(answer: Callable[..., Any]) -> Callable[..., Any]:
     def asked(*args: Any, **kwargs: Any) -> Any:
         found = answer(*args, **kwargs)
         if found is ...:
-            raise _NotAnswered
+            raise NotAnswered
         return found
 
     return asked

@@ -131,16 +131,18 @@ def test_own_runs_are_a_frame_and_no_experiment_of_a_notebook(said, frame_of):
 
 
 def exercises():
-    """Number -> imports of the notebook, the folded answer, and the cell with the skeleton and the check."""
+    """Number -> imports of the notebook, folded answer, the cell of a module, and the cell with skeleton and check."""
     for path in sorted((REPO / "notebooks").glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells
         imports = next(cell.source for cell in cells if cell.cell_type == "code")
         for number, cell in enumerate(cells):
             if cell.cell_type == "code" and "course.check(" in cell.source:
-                task = cells[number - 1].source
+                before = cells[number - 1]
+                module = before.source if "%%writefile" in before.source else None
+                task = cells[number - 2].source if module else before.source
                 name = re.search(r"\*\*(\d\d[a-z]?\.\d)\*\*", task)
                 assert name, f"{path.name}: no number before {cell.source!r}"
-                yield name[1], imports, task, cell.source
+                yield name[1], imports, task, module, cell.source
 
 
 EXERCISES = {name: parts for name, *parts in exercises()}
@@ -149,19 +151,28 @@ EXERCISES = {name: parts for name, *parts in exercises()}
 @pytest.mark.parametrize("name", EXERCISES)
 def test_each_folded_answer_is_right_and_its_skeleton_says_nothing(name, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    imports, task, cell = EXERCISES[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    imports, task, module, cell = EXERCISES[name]
     folded = re.search(r"<details><summary>Answer</summary>\n\n(.*)\n\n</details>", task, re.DOTALL)
     assert folded, "no folded answer"
     skeleton, check = cell[: cell.index("course.check(")], cell[cell.index("course.check(") :]
     space: dict = {}
     exec(imports, space)  # noqa: S102 - our own notebooks
+    if module:
+        magic, skeleton_file = module.split("%%writefile ")[1].split("\n", 1)
+        path = tmp_path / magic.rpartition("/")[2]
+        path.write_text(skeleton_file)
     exec(skeleton + check, space)  # noqa: S102
     assert capsys.readouterr().out == ""
     code = re.search(r"```python\n(.*)\n```", folded[1], re.DOTALL)
     if code is None:  # an experiment of one's own
         assert "course.own_runs(" in check
         return
-    exec(f"{skeleton}\n{code[1]}\n{check}", space)  # noqa: S102
+    if module:
+        path.write_text(code[1])
+        exec(cell, space)  # noqa: S102
+    else:
+        exec(f"{skeleton}\n{code[1]}\n{check}", space)  # noqa: S102
     assert capsys.readouterr().out == "right\n"
 
 

@@ -1,0 +1,117 @@
+"""Judges of what learners build in 03 and 03b: the cores of a process, and draws that belong to a sample."""
+
+import multiprocessing
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from labkit.course.exercises import NotAnswered
+
+_V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+_UNLIMITED = {"cpu.max": "max 100000\n"}
+# CPUs in the affinity, files of the cgroup, ranks, what is right, and what wrong answers have overlooked.
+_CASES: tuple[tuple[int, Mapping[str, str], int, int, Mapping[int, str]], ...] = (
+    (8, _UNLIMITED, 1, 8, {}),
+    (8, {"cpu.max": "250000 100000\n"}, 1, 2,
+     {8: "a quota in `cpu.max` limits the process, too", 3: "2.5 cores keep two workers busy, and no third one"}),
+    (8, {"cpu.max": "50000 100000\n"}, 1, 1, {0: "half a core still needs one worker"}),
+    (8, {"cpu.max": "400000 200000\n"}, 1, 2, {4: "the quota counts per period, and this period is another one"}),
+    (2, {"cpu.max": "400000 100000\n"}, 1, 2, {4: "the affinity limits the process as well as the quota"}),
+    (8, dict(zip(_V1, ("300000\n", "100000\n"), strict=True)), 1, 3,
+     {8: "cgroup v1 has its quota in `cpu.cfs_quota_us` and `cpu.cfs_period_us`"}),
+    (8, dict(zip(_V1, ("-1\n", "100000\n"), strict=True)), 1, 8,
+     dict.fromkeys((-1, 0, 1), "a quota of -1 in cgroup v1 is none")),
+    (8, _UNLIMITED, 4, 2, {8: "the ranks of a node share its cores"}),
+    (2, {}, 4, 1, {0: "with more ranks than cores, each still needs one worker"}),
+)  # fmt: skip
+
+
+def cores_of_a_process(answer: Callable[[set[int], Path, int], Any]) -> None:
+    """`answer(affinity, cgroup, n_ranks)` has to give the workers of a rank, at least one."""
+    host = os.cpu_count() or 1
+    n_allowed = 6 if host == 5 else 5
+    of_host = {host: "os.cpu_count() counts the machine's CPUs, whatever the process may use"}
+    for n_cpus, files, n_ranks, right, overlooked in ((n_allowed, {}, 1, n_allowed, of_host), *_CASES):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                Path(folder, name).write_text(text)
+            held = ", ".join(f"{name} = {text.strip()!r}" for name, text in files.items()) or "no files of a quota"
+            case = f"{n_cpus} CPUs, {held}, ranks: {n_ranks}"
+            try:
+                found = answer(set(range(n_cpus)), Path(folder), n_ranks)
+            except ValueError as error:
+                why = "`max` is no number, and means that there is no quota" if "max" in str(error) else str(error)
+                raise AssertionError(f"{case}: {why}") from error
+        if found != right or not isinstance(found, int):
+            why = overlooked.get(found, "") if isinstance(found, int) else "workers are whole"
+            raise AssertionError(f"{case}: gave {found!r}, and {right} is right{why and ': ' + why}")
+
+
+_N_SAMPLES, _SEED = 24, 7
+
+
+def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
+    """The data set `answer(n_samples, seed)` has to draw by seed, epoch and sample, whoever loads the sample."""
+    dataset = answer(_N_SAMPLES, _SEED)
+    if dataset[0] is ...:
+        raise NotAnswered
+    before = _generators()
+    alone = _two_epochs(dataset, 0)
+    if _generators() != before:
+        raise AssertionError(
+            "without workers, the training's own generators changed: `__getitem__` draws from a global generator or "
+            "seeds it, as torch.manual_seed does"
+        )
+    if torch.equal(*alone):
+        raise AssertionError("each sample draws in epoch 1 what it drew in epoch 0")
+    for epoch in alone:
+        if len(epoch.unique(dim=0)) < _N_SAMPLES:
+            raise AssertionError("samples of one epoch draw the same: the seed has to depend on the index")
+    if len(torch.cat(alone).unique(dim=0)) < 2 * _N_SAMPLES:
+        raise AssertionError(
+            "a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does"
+        )
+    for num_workers in (1, 3):
+        first, second = _two_epochs(dataset, num_workers)
+        if not torch.equal(first, alone[0]):
+            raise AssertionError(
+                f"in another order and with num_workers={num_workers}, samples draw otherwise than without workers: "
+                "the seed may depend on the index, but on no worker's id, and on no earlier draw"
+            )
+        if torch.equal(first, second):
+            raise AssertionError(
+                "the kept workers draw in epoch 1 as in epoch 0: a global variable or a plain attribute changes in the "
+                "training process alone, so the epoch needs memory that they share"
+            )
+        if not torch.equal(second, alone[1]):
+            raise AssertionError(f"with num_workers={num_workers}, epoch 1 is another one than without workers")
+
+
+def _two_epochs(dataset: Any, num_workers: int) -> list[torch.Tensor]:
+    """The draws of each sample in two epochs, which kept workers load in an order that depends on their number."""
+    multiprocessing.set_forkserver_preload(["torch"])  # its workers import the class anew, as spawned ones, but sooner
+    workers: dict[str, Any] = (
+        {"multiprocessing_context": "forkserver", "persistent_workers": True} if num_workers else {}
+    )
+    order = torch.randperm(_N_SAMPLES, generator=torch.Generator().manual_seed(num_workers))
+    own = torch.Generator()  # else a loader draws from the training's
+    epochs = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*worker processes in total")  # three, also on two cores
+        loader = DataLoader(dataset, 4, sampler=order.tolist(), num_workers=num_workers, generator=own, **workers)
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            epochs.append(torch.cat(list(loader))[order.argsort()])
+    return epochs
+
+
+def _generators() -> tuple[str, ...]:
+    return repr(random.getstate()), repr(np.random.get_state(legacy=False)), str(torch.get_rng_state().tolist())

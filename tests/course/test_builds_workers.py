@@ -1,0 +1,157 @@
+"""What learners build in 03 and 03b: the folded answer is right, and each classic mistake is told by its name."""
+
+import importlib
+import os
+import re
+import textwrap
+
+import nbformat
+import pytest
+
+from labkit import course
+from tests.paths import REPO
+
+
+def folded_answer(stem, number):
+    cells = nbformat.read(REPO / "notebooks" / f"{stem}.ipynb", as_version=4).cells
+    task = next(cell.source for cell in cells if cell.source.startswith(f"**{number}**"))
+    return re.search(r"<summary>Answer</summary>\n\n```python\n(.*)\n```", task, re.DOTALL)[1]
+
+
+CORES = folded_answer("03_persistent_workers", "03.1")
+DRAWS = folded_answer("03b_seeds_and_memory", "03b.1")
+
+
+def changed(text, *pairs):
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def said_of_cores(code, capsys):
+    space = {"os": os}
+    exec(code, space)  # noqa: S102
+    course.check(space["usable_cores"], course.cores_of_a_process)
+    return capsys.readouterr().out
+
+
+class TestCores:
+    def test_the_folded_answer_is_right(self, capsys):
+        assert said_of_cores(CORES, capsys) == "right\n"
+
+    @pytest.mark.parametrize(
+        ("old", "new", "told"),
+        [
+            ("len(affinity)", "os.cpu_count()", "os.cpu_count() counts the machine's CPUs"),
+            ('"max", "-1"', '"-1"', "`max` is no number"),
+            ('"max", "-1"', '"max"', "a quota of -1 in cgroup v1 is none"),
+            ('["cpu.max"]', '["no.file"]', "a quota in `cpu.max` limits the process, too"),
+            ('"cpu.cfs_quota_us"', '"no.file"', "cgroup v1 has its quota in `cpu.cfs_quota_us`"),
+            ("int(quota) // int(period)", "-(-int(quota) // int(period))", "2.5 cores keep two workers busy"),
+            ("int(quota) // int(period)", "int(quota) // 100000", "this period is another one"),
+            ("cores = min(cores, int(quota) // int(period))", "cores = int(quota) // int(period)", "affinity limits"),
+            ("max(1, cores // n_ranks)", "cores // n_ranks", "half a core still needs one worker"),
+            ("max(1, cores // n_ranks)", "max(1, cores) // n_ranks", "with more ranks than cores, each still needs"),
+            ("cores // n_ranks", "cores", "the ranks of a node share its cores"),
+            ("max(1, cores // n_ranks)", "max(1, cores / n_ranks)", "workers are whole"),
+        ],
+    )
+    def test_a_classic_mistake_is_told(self, capsys, old, new, told):
+        said = said_of_cores(changed(CORES, (old, new)), capsys)
+        assert said.startswith("not yet: ")
+        assert told in said
+
+    def test_a_skeleton_says_nothing(self, capsys):
+        assert said_of_cores("def usable_cores(affinity, cgroup, n_ranks):\n    return ...", capsys) == ""
+
+
+@pytest.fixture
+def said_of_draws(tmp_path, monkeypatch, capsys, request):
+    """What the check says of a module's code, with a name of its own so that no older one is imported."""
+
+    def said(code):
+        name = "draws_" + re.sub(r"\W", "_", request.node.name)
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        course.check(importlib.import_module(name).Draws, course.draws_of_a_sample)
+        return capsys.readouterr().out
+
+    return said
+
+
+def with_draw(code):
+    """The folded answer with another body of `__getitem__`."""
+    start = DRAWS.index("        own = ")
+    return DRAWS[:start] + textwrap.indent(textwrap.dedent(code).strip(), " " * 8)
+
+
+EPOCH = "torch.zeros((), dtype=torch.long).share_memory_()"
+LAZY = """
+    worker = torch.utils.data.get_worker_info()
+    if getattr(self, "drawn_in", None) != int(self.epoch):
+        self.drawn_in = int(self.epoch)
+        self.own = np.random.default_rng([self.seed, int(self.epoch), worker.id if worker else 0])
+    return torch.from_numpy(self.own.random(3))
+"""
+WRONG = {
+    "manual_seed": (
+        with_draw("torch.manual_seed(hash((self.seed, int(self.epoch), index)))\nreturn torch.rand(3)"),
+        "the training's own generators changed",
+    ),
+    "global draw": (with_draw("return torch.rand(3)"), "the training's own generators changed"),
+    "no epoch": (changed(DRAWS, (", int(self.epoch), ", ", ")), "each sample draws in epoch 1 what it drew in epoch 0"),
+    "no index": (changed(DRAWS, (", index]", "]")), "the seed has to depend on the index"),
+    "sum": (
+        changed(DRAWS, ("[self.seed, int(self.epoch), index]", "self.seed + int(self.epoch) + index")),
+        "what its neighbor drew in epoch 0",
+    ),
+    "worker id": (with_draw(LAZY), "with num_workers=1, samples draw otherwise than without workers"),
+    "worker id, and index": (
+        with_draw(
+            "worker = torch.utils.data.get_worker_info()\n"
+            "own = np.random.default_rng([self.seed, int(self.epoch), index, worker.id if worker else 0])\n"
+            "return torch.from_numpy(own.random(3))"
+        ),
+        "with num_workers=3, samples draw otherwise than without workers",
+    ),
+    "attribute": (
+        changed(DRAWS, (EPOCH, "0"), ("self.epoch.fill_(epoch)", "self.epoch = epoch")),
+        "a global variable or a plain attribute changes in the training process alone",
+    ),
+    "global epoch": (
+        changed(
+            DRAWS,
+            ("class Draws", "EPOCH = 0\n\nclass Draws"),
+            ("self.epoch.fill_(epoch)", "global EPOCH\n        EPOCH = epoch"),
+            ("int(self.epoch)", "EPOCH"),
+        ),
+        "a global variable or a plain attribute changes in the training process alone",
+    ),
+}
+
+
+class TestDraws:
+    def test_the_folded_answer_is_right(self, said_of_draws):
+        assert said_of_draws(DRAWS) == "right\n"
+
+    def test_so_are_global_generators_that_get_their_states_back(self, said_of_draws):
+        restored = """
+            old = torch.get_rng_state()
+            torch.default_generator.manual_seed(self.seed + 1000 * int(self.epoch) + index)
+            try:
+                return torch.rand(3)
+            finally:
+                torch.set_rng_state(old)
+        """
+        assert said_of_draws(with_draw(restored)) == "right\n"
+
+    @pytest.mark.parametrize("mistake", WRONG)
+    def test_a_classic_mistake_is_told(self, said_of_draws, mistake):
+        code, told = WRONG[mistake]
+        said = said_of_draws(code)
+        assert said.startswith("not yet: ")
+        assert told in said
+
+    def test_a_skeleton_says_nothing(self, said_of_draws):
+        assert said_of_draws(with_draw("return ...")) == ""
