@@ -11,6 +11,7 @@ _NAMES = {
     "course.builds_pixels": ["flips_each", "normalizes_bytes", "reads_rgb"],
     "course.builds_storage": ["depth_in_meters", "index_of_tar", "shuffle_buffer"],
     "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample"],
+    "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],
     "course.exercises": ["check", "own_runs"],
     "course.ledger": ["checklist", "claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],

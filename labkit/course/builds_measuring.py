@@ -1,0 +1,158 @@
+"""Judges of what 00 and 01 let a reader build: the share of waiting, and a stopwatch for each stage of a loader.
+
+Time passes on a clock of their own, so that what is right is known exactly.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import get_all_start_methods
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from labkit.course.exercises import _expect, is_close
+
+Batch = tuple[list[int], list[int]]
+
+_N_BATCHES, _START_S = 50, 100.0
+_PHOTOS_PER_BATCH, _STAGES_S, _COLLATE_S, _READING_S = 4, {"read": 20.0, "decode": 50.0, "transform": 30.0}, 40.0, 5.0
+
+
+class _Clock:
+    """Stands in for `time.perf_counter`: moves when it is told to, and by `reading_s` whenever it is read."""
+
+    def __init__(self, reading_s: float = 0.0):
+        self.now_s, self._reading_s = 0.0, reading_s
+
+    def read(self) -> float:
+        now_s = self.now_s
+        self.spend(self._reading_s)
+        return now_s
+
+    def spend(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    @contextmanager
+    def replacing_perf_counter(self) -> Iterator[None]:
+        own = time.perf_counter
+        time.perf_counter = self.read
+        try:
+            yield
+        finally:
+            time.perf_counter = own
+
+
+class _Training:
+    """A loader whose first batch comes after 100 seconds and all others after `wait_s` on average; and its step."""
+
+    def __init__(self, clock: _Clock, wait_s: float, step_s: float):
+        self._clock, self._wait_s, self._step_s = clock, wait_s, step_s
+        self._n_passes, self.trained = 0, list[int]()
+
+    def __len__(self) -> int:
+        return _N_BATCHES
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._n_passes += 1
+        _expect(self._n_passes == 1, "it begins the loader anew for each batch: call iter(loader) once")
+        for number in range(_N_BATCHES):
+            self._clock.spend(self._wait_s * 2 * (number % 2) if number else _START_S)  # 25 of 49 take twice as long
+            yield [number] * 2, [number] * 2
+
+    def step(self, images: list[int], labels: list[int]) -> None:
+        _expect(images == labels, "step gets the images and the labels of one batch")
+        self.trained.append(images[0])
+        self._clock.spend(self._step_s)
+
+
+def judge_wait_share(wait_share: Callable[[Any, Any], float]) -> None:
+    """Judge a function that trains for an epoch and returns the share of waiting, the start not counted."""
+    for wait_s, step_s in ((3.0, 1.0), (1.0, 4.0), (0.0, 1.0)):
+        clock = _Clock()
+        training = _Training(clock, wait_s, step_s)
+        with clock.replacing_perf_counter():
+            share = wait_share(training, training.step)
+        waits_s, steps_s = _N_BATCHES * wait_s, _N_BATCHES * step_s
+        right, whole_s = wait_s / (wait_s + step_s), _START_S + waits_s + steps_s
+        mistakes = {
+            (_START_S + waits_s) / whole_s: "the start is in it: let the clock begin when the first batch has come",
+            waits_s / whole_s: "the start is in the whole time: let the clock begin when the first batch has come",
+            1 - right: "that is the share of the steps: time the request, next(batches), in place of the step",
+            wait_s / step_s: "the wait is divided by the steps alone: divide it by all the time, waits and steps",
+        }
+        _expect(
+            training.trained == [*range(_N_BATCHES)], f"it trained on {len(training.trained)} of {_N_BATCHES} batches"
+        )
+        told = f"waits of {wait_s:g} s and steps of {step_s:g} s gave {share!r}; {right:.2f} is right"
+        _expect(is_close(share, right), next((why for wrong, why in mistakes.items() if is_close(share, wrong)), told))
+
+
+class _Photos(Dataset):
+    """Loads batches by the reader's function, and says how long each took. A photo is a number."""
+
+    def __init__(self, load_batch: Callable[..., Any], clock: _Clock):
+        self._load_batch, self._clock = load_batch, clock
+
+    def __len__(self) -> int:
+        return 4 * _PHOTOS_PER_BATCH
+
+    def __getitems__(self, keys: list[int]) -> tuple[Any, float]:
+        start_s = self._clock.now_s
+        stages = {name: self._stage(name, duration_s) for name, duration_s in _STAGES_S.items()}
+        return self._load_batch(keys, stages, self._collate), self._clock.now_s - start_s
+
+    def _stage(self, name: str, duration_s: float) -> Callable[[Any], str]:
+        def stage(item: Any) -> str:
+            self._clock.spend(duration_s)
+            return f"{item} {name}"
+
+        return stage
+
+    def _collate(self, samples: list[str]) -> str:
+        self._clock.spend(_COLLATE_S)
+        return ", ".join(samples)
+
+
+def judge_load_batch(load_batch: Callable[..., Any]) -> None:
+    """Judge a function that loads a batch and returns it with the seconds of each stage, in this process and in two."""
+    for num_workers in (0, 2):
+        clock = _Clock(_READING_S)
+        forking = "fork" if num_workers and "fork" in get_all_start_methods() else None  # what a notebook defines, too
+        options: dict[str, Any] = {"num_workers": num_workers, "multiprocessing_context": forking}
+        photos = _Photos(load_batch, clock)
+        with clock.replacing_perf_counter():
+            found = list(DataLoader(photos, _PHOTOS_PER_BATCH, collate_fn=_unchanged, **options))
+        for number, (loaded, whole_s) in enumerate(found):
+            keys = range(number * _PHOTOS_PER_BATCH, (number + 1) * _PHOTOS_PER_BATCH)
+            _judge_loaded(loaded, whole_s, ", ".join(f"{key} read decode transform" for key in keys))
+
+
+def _judge_loaded(loaded: Any, whole_s: float, right: str) -> None:
+    is_pair = isinstance(loaded, tuple) and len(loaded) == 2 and isinstance(loaded[1], Mapping)
+    _expect(
+        is_pair and loaded[1],
+        "return the batch and its dictionary: one that is filled elsewhere stays empty in the training's process when "
+        "workers load",
+    )
+    batch, seconds = loaded
+    _expect(batch == right, f"the batch is {batch!r:.100}, and {right!r:.100} is right")
+    names = [*_STAGES_S, "collate"]
+    _expect(set(seconds) == set(names), f"it times {', '.join(seconds)}; the stages are {', '.join(names)}")
+    total = sum(seconds.values()) / whole_s
+    _expect(total < 1.01, "a batch's seconds hold those of the batch before: make a new dictionary for each batch")
+    _expect(
+        total > 0.95,
+        f"the stages add up to {total:.0%} of the whole: time is lost between them. Let one reading of the clock end a "
+        "stage and begin the next",
+    )
+    expected_s = {name: _PHOTOS_PER_BATCH * duration_s for name, duration_s in _STAGES_S.items()}
+    for name, duration_s in {**expected_s, "collate": _COLLATE_S}.items():
+        _expect(
+            duration_s <= seconds[name] <= 1.3 * duration_s,
+            f"{name} took {seconds[name]:g} s of the check's clock; about {duration_s:g} s is right",
+        )
+
+
+def _unchanged(loaded: Any) -> Any:
+    return loaded
