@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
+    "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "resized_once", "restart_markers"],
     "course.exercises": ["check", "own_runs"],
     "course.ledger": ["checklist", "claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
