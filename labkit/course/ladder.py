@@ -99,6 +99,18 @@ def is_ladder(frame: pd.DataFrame) -> bool:
     return str(frame["experiment"].iloc[0]).startswith(EXPERIMENT)
 
 
+def summarize_rungs(data: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
+    """Summarize rungs, as `lk.summarize` does, with `speedup` as the ratio of the rates, which are printed beside it.
+
+    Args:
+        data: Runs from `compare`.
+        baseline: The rung to compare with. Default: the first.
+    """
+    summary = quiet_summary(data, baseline)
+    rates = summary["images_per_s"]
+    return summary.assign(speedup=rates / rates[baseline or rates.index[0]])
+
+
 def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -> Axes:
     """Draw images per second of each rung on a logarithmic axis: each run is a dot, each limit a dashed line.
 
@@ -111,7 +123,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
 
     Taught in: notebooks/11b_raw_pixels.ipynb
     """
-    summary = quiet_summary(data)  # the dots show how runs vary
+    summary = summarize_rungs(data)  # the dots show how runs vary
     runs = measured_runs(data)
     limits = is_limit(summary.index.to_series())
     rungs = summary[~limits]
@@ -131,7 +143,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
 
 def tell_rungs(data: pd.DataFrame) -> str:
     """What each rung brings over the one before it, and all together, in words."""
-    summary = quiet_summary(data)
+    summary = summarize_rungs(data)
     times = summary[~is_limit(summary.index.to_series())]["speedup"]  # over the first
     gains = [f"{label}, {ratio:.1f} times" for label, ratio in (times / times.shift()).iloc[1:].items()]
     whole = f"In all, that is {times.iloc[-1]:.1f} times as fast."

@@ -112,6 +112,15 @@ class TestLadder:
         assert drawn == sorted({100.0, 101.0, 99.0, 400.0, 404.0, 396.0})
         assert [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [500]
 
+    def test_ratios_are_those_of_the_printed_rates(self, frame_of):
+        # Within a round it is 2, 0.5 and 2 times as fast, though both medians are 100.
+        rates = {"naive": [100, 200, 50], "quick": [200, 100, 100]}
+        runs = frame_of(rates, "naive", experiment=ladder.EXPERIMENT)
+        assert ladder.summarize_rungs(runs).speedup.to_list() == [1.0, 1.0]
+        assert ladder.summarize_rungs(runs, "quick").speedup.to_list() == [1.0, 1.0]
+        assert "100  1.0x" in [text.get_text() for text in ladder.plot_rungs(runs).texts]
+        assert "quick, 1.0 times" in ladder.tell_rungs(runs)
+
     def test_the_figure_says_which_machine_and_photos_it_shows(self, runs):
         title = " ".join(ladder.draw_figure(runs).axes[0].get_title("left").split())
         assert title.endswith(f" (small photos, {env_id()})")

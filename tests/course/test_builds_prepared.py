@@ -1,0 +1,227 @@
+"""Judges of notebooks 10 to 11c: the folded answers are right, and each classic mistake is told by its name."""
+
+import io
+import re
+import struct
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from labkit import course
+from tests.paths import REPO
+
+SOF0, SOF2 = 0xC0, 0xC2
+
+
+def solved(stem, check):
+    """The names of a notebook's imports, of the skeleton that ends with a check, and of its folded answer."""
+    cells = nbformat.read(REPO / "notebooks" / f"{stem}.ipynb", as_version=4).cells
+    imports = next(cell.source for cell in cells if cell.cell_type == "code")
+    number = next(n for n, cell in enumerate(cells) if cell.cell_type == "code" and check in cell.source)
+    answer = re.search(r"<details>.*```python\n(.*)\n```\n\n</details>", cells[number - 1].source, re.DOTALL)
+    space: dict = {}
+    for code in (imports, cells[number].source[: cells[number].source.index("course.check(")], answer[1]):
+        exec(code, space)  # noqa: S102 - our own notebooks
+    return space
+
+
+@pytest.fixture
+def said(capsys):
+    """What a check of an answer prints."""
+
+    def said(answer, judge):
+        course.check(answer, judge)
+        return capsys.readouterr().out
+
+    return said
+
+
+class TestSizes:
+    @staticmethod
+    def walk(data, frames=(SOF0, SOF2), turning=(5, 6, 7, 8), *, last_first=False):
+        at, orientation = 2, 1
+        while True:
+            marker, length = struct.unpack_from(">xBH", data, at)
+            if marker == 0xE1 and data[at + 4 : at + 8] == b"Exif":
+                exif = Image.Exif()
+                exif.load(data[at + 4 : at + 2 + length])
+                orientation = exif.get(0x0112, 1)
+            if marker in frames:
+                height, width = struct.unpack_from(">HH", data, at + 5)
+                return (height, width) if (orientation in turning) != last_first else (width, height)
+            at += 2 + length
+
+    @staticmethod
+    def first_frame_anywhere(data):
+        height, width = struct.unpack_from(">HH", data, data.index(b"\xff\xc0") + 5)
+        return width, height
+
+    def test_the_folded_answer_is_right(self, said):
+        assert said(solved("10_image_sizes", "course.jpeg_sizes")["jpeg_size"], course.jpeg_sizes) == "right\n"
+        assert said(self.walk, course.jpeg_sizes) == "right\n"
+
+    def test_each_mistake_has_its_name(self, said):
+        def wrong(answer):
+            return said(answer, course.jpeg_sizes)
+
+        assert "(16, 12) is the thumbnail's size" in wrong(self.first_frame_anywhere)
+        assert "has height and width swapped" in wrong(lambda data: self.walk(data, last_first=True))
+        assert "orientation 6, on its side: (64, 48) is wrong" in wrong(lambda data: self.walk(data, turning=()))
+        assert "orientation 3, upside down: (48, 64) is wrong" in wrong(lambda data: self.walk(data, turning=(3, 6, 8)))
+        assert "progressive photo, whose frame is SOF2 raised error" in wrong(lambda data: self.walk(data, (SOF0,)))
+        assert "an ordinary photo: None is wrong, (64, 48) is right" in wrong(lambda data: None)
+        assert wrong(lambda data: ...) == ""
+
+
+class TestPixels:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def right(cls):
+        space = solved("11b_raw_pixels", "course.packed_pixels")
+        return space["pack"], space["crop"]
+
+    @staticmethod
+    def saved(photos, folder, per_pixel=1):
+        """Pack pixels and an index, whose starts count bytes, or pixels of three."""
+        Path(folder).mkdir()
+        shapes = []
+        with open(f"{folder}/photos.bin", "wb") as file:
+            for photo in photos:
+                photo.tofile(file)
+                shapes.append(photo.shape)
+        np.savez(f"{folder}/index.npz", shapes=shapes, starts=np.cumsum([0, *np.prod(shapes, axis=1) // per_pixel]))
+
+    @staticmethod
+    def read(folder, number, swapped=False):
+        with np.load(f"{folder}/index.npz") as index:
+            start, (rows, columns, _) = index["starts"][number], index["shapes"][number]
+        memory = np.memmap(f"{folder}/photos.bin", np.uint8, "r")
+        shape = (columns, rows, 3) if swapped else (rows, columns, 3)
+        return memory[start : start + rows * columns * 3].reshape(shape)
+
+    def test_the_folded_answer_is_right(self, said, right):
+        assert said(right, course.packed_pixels) == "right\n"
+
+    def test_all_photos_in_memory(self, said, right):
+        def pack(photos, folder):
+            whole = [photo.copy() for photo in photos]
+            self.saved(whole, folder)
+
+        assert "16 photos in memory at once; write each" in said((pack, right[1]), course.packed_pixels)
+
+    def test_starts_that_count_pixels(self, said):
+        def pack(photos, folder):
+            self.saved(photos, folder, per_pixel=3)
+
+        def crop(folder, number, top, left, height, width):
+            return self.read(folder, number)[top : top + height, left : left + width]
+
+        assert "photo 1 begins at a third of its byte" in said((pack, crop), course.packed_pixels)
+
+    @pytest.mark.parametrize("where", ["shape", "box"])
+    def test_rows_and_columns_swapped(self, said, where):
+        def crop(folder, number, top, left, height, width):
+            if where == "box":
+                top, left, height, width = left, top, width, height
+            return self.read(folder, number, where == "shape")[top : top + height, left : left + width]
+
+        assert "photo 0 has rows and columns swapped" in said((self.saved, crop), course.packed_pixels)
+
+    def test_what_only_variables_know(self, said):
+        shapes = []
+
+        def pack(photos, folder):
+            nonlocal shapes
+            shapes = []
+            self.saved((photo for photo in photos if shapes.append(photo.shape) is None), folder)
+
+        def crop(folder, number, top, left, height, width):
+            start = sum(map(np.prod, shapes[:number]))
+            memory = np.memmap(f"{folder}/photos.bin", np.uint8, "r")
+            photo = memory[start : start + np.prod(shapes[number])].reshape(shapes[number])
+            return photo[top : top + height, left : left + width]
+
+        told = "in a folder that was moved raised IndexError: list index out of range; all that crop needs"
+        assert told in said((pack, crop), course.packed_pixels)
+
+    def test_a_crop_that_reads_everything(self, said):
+        def crop(folder, number, top, left, height, width):
+            with np.load(f"{folder}/index.npz") as index:
+                start, shape = index["starts"][number], index["shapes"][number]
+            photo = np.fromfile(f"{folder}/photos.bin", np.uint8)[start : start + np.prod(shape)].reshape(shape)
+            return photo[top : top + height, left : left + width]
+
+        assert "crop read more than one photo's bytes" in said((self.saved, crop), course.packed_pixels)
+
+    def test_what_is_not_written_prints_nothing(self, said):
+        assert said((lambda photos, folder: ..., lambda *box: ...), course.packed_pixels) == ""
+
+
+class TestSmallJpegs:
+    @staticmethod
+    def resized(data, short_side, *, turn=True, enlarge=False, side=min, mode=None, exif=False):
+        image = Image.open(io.BytesIO(data))
+        kept = image.getexif() if exif else None
+        image = ImageOps.exif_transpose(image) if turn else image
+        zoom = short_side / side(image.size)
+        zoom = zoom if enlarge else min(1, zoom)
+        file = io.BytesIO()
+        image = image.convert(mode or image.mode).resize([round(zoom * length) for length in image.size])
+        image.save(file, "JPEG", **({"exif": kept} if exif else {}))
+        return file.getvalue()
+
+    def test_the_folded_answer_is_right(self, said):
+        answer = solved("11_resize_once", "course.resized_once")["resize_once"]
+        assert said(answer, course.resized_once) == "right\n"
+        assert said(self.resized, course.resized_once) == "right\n"
+
+    @pytest.mark.parametrize(
+        ("mistake", "told"),
+        [
+            ({"turn": False}, "a photo with orientation 6 lies on its side now: turn it before its EXIF is lost"),
+            ({"exif": True}, "orientation 6: EXIF still asks to turn it"),
+            ({"enlarge": True}, "a photo of 30 x 20 was enlarged to 48 x 32"),
+            ({"side": max}, "a photo of 96 x 64: its longer side became 32"),
+            ({"mode": "RGB"}, "a gray photo came back as RGB, not L"),
+            ({"mode": "L"}, "a photo of 96 x 64 came back as L, not RGB"),
+        ],
+    )
+    def test_each_mistake_has_its_name(self, said, mistake, told):
+        assert told in said(lambda data, side: self.resized(data, side, **mistake), course.resized_once)
+
+    def test_another_picture_of_the_right_size(self, said):
+        def upside_down(data, short_side):
+            file = io.BytesIO()
+            Image.open(io.BytesIO(self.resized(data, short_side))).rotate(180).save(file, "JPEG")
+            return file.getvalue()
+
+        assert "no longer shows the same picture" in said(upside_down, course.resized_once)
+
+
+class TestRestartMarkers:
+    @staticmethod
+    def scan(data):
+        """The codes of the last scan, without what a thumbnail in EXIF holds."""
+        return data[data.rindex(b"\xff\xda") :]
+
+    def test_the_folded_answer_is_right(self, said):
+        answer = solved("11c_crop_by_bytes", "course.restart_markers")["restart_markers"]
+        assert said(answer, course.restart_markers) == "right\n"
+        by_search = lambda data: len(re.findall(rb"\xff[\xd0-\xd7]", self.scan(data)))  # noqa: E731
+        assert said(by_search, course.restart_markers) == "right\n"
+
+    @pytest.mark.parametrize(
+        ("pattern", "whole", "told"),
+        [
+            (rb"\xff[\x00\xd0-\xd7]", False, "counts FF 00 too"),
+            (rb"\xff[\xd0-\xd7]", True, "counts markers of the thumbnail inside EXIF"),
+            (rb"\xff[\xd0-\xd7\xd9]", False, "192 counts the end of the image, FF D9, too; 191 is right"),
+            (rb"\xff\xd0", False, "24 is wrong, 191 is right"),
+        ],
+    )
+    def test_each_mistake_has_its_name(self, said, pattern, whole, told):
+        wrong = lambda data: len(re.findall(pattern, data if whole else self.scan(data)))  # noqa: E731
+        assert told in said(wrong, course.restart_markers)
