@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
+    "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],
     "course.exercises": ["check", "own_runs"],
     "course.ledger": ["checklist", "claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
