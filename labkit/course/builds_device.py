@@ -147,4 +147,4 @@ def _two_epochs(dataset: Dataset, start: Any) -> np.ndarray:
         return torch.cat([batch for _ in range(2) for batch in loader]).numpy()
     except Exception as error:  # with the worker's traceback, whose last line says what is wrong
         said = str(error).strip().splitlines()[-1]
-        raise AssertionError(f"with a {type(dataset).__name__.strip('_')}, a worker raised {said}") from error
+    raise AssertionError(f"with a {type(dataset).__name__.strip('_')}, a worker raised {said}")
