@@ -1,5 +1,6 @@
 """Judges of what learners build around a device: batches copied ahead, MixUp, and workers' random numbers."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -147,4 +148,5 @@ def _two_epochs(dataset: Dataset, start: Any) -> np.ndarray:
         return torch.cat([batch for _ in range(2) for batch in loader]).numpy()
     except Exception as error:  # with the worker's traceback, whose last line says what is wrong
         said = str(error).strip().splitlines()[-1]
+    gc.collect()  # torch's error holds the loader's workers, and itself
     raise AssertionError(f"with a {type(dataset).__name__.strip('_')}, a worker raised {said}")
