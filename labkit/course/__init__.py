@@ -13,6 +13,7 @@ _NAMES = {
     "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample"],
     "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],
     "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "resized_once", "restart_markers"],
+    "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],
     "course.exercises": ["check", "own_runs"],
     "course.ledger": ["checklist", "claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],

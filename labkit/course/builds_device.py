@@ -1,0 +1,152 @@
+"""Judges of what learners build around a device: batches copied ahead, MixUp, and workers' random numbers."""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from labkit.course.exercises import _expect
+from labkit.course.readbacks import count_readbacks
+from labkit.simulation.context import simulated_cuda
+from labkit.simulation.simulated_device import SimulatedDevice
+
+_N_BATCHES, _N_ITEMS = 12, 4096
+_STEP_S, _COPY_S = 5e-3, 2e-3
+
+
+def copies_ahead(prefetched: Callable[[Iterable[dict[str, Tensor]]], Iterator[dict[str, Tensor]]]) -> None:
+    """Judge `prefetched(loader)` for batches that are dicts: whole, in order, without a race, beside the steps."""
+    free_running = _Training(prefetched, reads_loss=False)
+    numbers, n_ahead, races = free_running.numbers, free_running.n_ahead, free_running.races
+    _expect(free_running.on_device, "a batch came that is not on the device")
+    _expect(len(numbers) != _N_BATCHES - 1, f"{len(numbers)} of {_N_BATCHES} batches came: the last one is left behind")
+    _expect(len(numbers) == _N_BATCHES, f"{len(numbers)} batches came, and {_N_BATCHES} were loaded")
+    wrong = sum(number != right for right, number in enumerate(numbers))
+    pixels = f"{wrong} of {_N_BATCHES} steps trained on other pixels than their batch's: "
+    for race in races:
+        _expect(race.second == "copy to device", f"{pixels}the step does not wait for its copy (`wait_stream`)")
+        missing = "memory that a step has yet to read is given to the next copy (`record_stream`)"
+        _expect(False, f"{pixels}{missing}")
+    _expect(numbers == list(range(_N_BATCHES)), f"the batches come as {numbers}")
+    _expect(n_ahead <= 3, f"{n_ahead} batches were loaded before the first step: copy only the next one ahead")
+    step_s = _Training(prefetched, reads_loss=True).step_s
+    _expect(
+        step_s < _STEP_S + _COPY_S / 2,
+        f"a step takes {1e3 * step_s:.1f} ms, its computing {1e3 * _STEP_S:.0f} and its copy {1e3 * _COPY_S:.0f}: "
+        "nothing overlaps. Before a batch is handed out, queue the next one's copy on the other stream, "
+        "`non_blocking`, and do not let this step wait for it",
+    )
+
+
+class _Training:
+    """A training on the simulated device with batches that hold their own number, and what was seen of it."""
+
+    def __init__(self, prefetched: Any, *, reads_loss: bool):
+        self.n_loaded, self.n_ahead, self.on_device = 0, 0, True
+        with simulated_cuda(SimulatedDevice(pcie_bytes_per_s=4 * _N_ITEMS / _COPY_S)) as cuda:
+            sums: list[Tensor] = []
+            for batch in prefetched(self._load()):
+                self.n_ahead = self.n_ahead or self.n_loaded
+                self.on_device &= batch["images"].is_cuda
+                torch.cuda._sleep(round(_STEP_S * cuda.device.clock_hz))
+                sums.append(batch["images"].sum())
+                del batch  # so that its memory is free as soon as it can be
+                if reads_loss:
+                    sums[-1].item()
+            self.numbers = [round(float(each)) // _N_ITEMS for each in sums]
+            self.races = cuda.races
+            frame = cuda.timeline()
+        self.step_s = float(frame.loc[frame["kind"] == "sleep", "end_s"].diff().mean())
+
+    def _load(self) -> Iterator[dict[str, Tensor]]:
+        for number in range(_N_BATCHES):
+            self.n_loaded += 1
+            yield {"images": torch.full((_N_ITEMS,), float(number)).pin_memory()}
+
+
+def mixes_without_waiting(mixup: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> None:
+    """Judge `mixup(images, labels, num_classes)`: labels follow the pixels, and the host never waits for the device."""
+    n, busy_s = 16, 0.01
+    with simulated_cuda() as cuda:
+        # Image number i is 1 at pixel i, and 0 elsewhere: a mixed image shows how much of which image is in it.
+        images = torch.eye(n).view(n, 1, 2, 8).expand(n, 3, 2, 8).clone().cuda()
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+        labels, before = order.cuda(), images.clone()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(round(busy_s * cuda.device.clock_hz))
+        started_s = cuda.now_s
+        (mixed, targets), n_reads = count_readbacks(mixup, images, labels, n)
+        waited_s = cuda.now_s - started_s
+        again = mixup(images, labels, n)[0].cpu()
+        is_kept = torch.equal(images.cpu(), before.cpu())
+        shares, targets = mixed.cpu()[:, 0].flatten(1), targets.cpu()
+    _expect(not n_reads, f"the host reads {n_reads} value(s) back: no `.item()`, `float()`, mask or `.cpu()`")
+    _expect(
+        waited_s < busy_s / 2,
+        "the host waits for a copy: a tensor made on the host, such as `torch.randperm(n)` or NumPy's draws, goes to "
+        "the device from pageable memory. Draw it there: `device=images.device`",
+    )
+    _expect(is_kept, "it overwrites the batch that it was given")
+    _expect(mixed.shape == (n, 3, 2, 8), f"images of shape {tuple(mixed.shape)}, not {(n, 3, 2, 8)}")
+    _expect(targets.shape == (n, n), f"targets of shape {tuple(targets.shape)}, not {(n, n)}: a share for each class")
+    _expect(torch.allclose(shares.sum(1), torch.ones(n), atol=1e-4), "the shares of two images do not add up to 1")
+    own = shares.diagonal()
+    _expect((own < 1).sum() > n / 2, "images are mixed with themselves")
+    _expect(len(own[own < 1].unique()) > n / 2, "all images have the same share: draw one for each")
+    _expect(torch.allclose(targets[:, order], shares, atol=1e-4), "the labels' shares are not those of the pixels")
+    _expect(not torch.equal(again[:, 0].flatten(1), shares), "a second call mixes the same")
+
+
+class _Flipped(Dataset):
+    """A small picture that Albumentations flips twice, and makes brighter or darker by an amount of its own."""
+
+    def __init__(self) -> None:
+        import albumentations as A
+
+        brightness = A.RandomBrightnessContrast(brightness_limit=0.1, contrast_limit=0, p=1)
+        self.compose = A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5), brightness])
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        picture = np.repeat(np.array([[0.3, 0.4], [0.5, 0.6]], np.float32)[..., None], 3, 2)
+        return self.compose(image=picture)["image"]
+
+
+def draws_anew(start: Callable[[int], None]) -> None:
+    """Judge a `worker_init_fn` for Albumentations: draws differ between workers and epochs, and a seed repeats them."""
+    with suppress(Exception):  # it fails outside of a worker, unless it is not written yet
+        start(0)
+    for dataset in (_Flipped(), Subset(_Flipped(), range(64))):
+        wrapped = " of a Subset" if isinstance(dataset, Subset) else ""
+        first, again = (_two_epochs(dataset, start) for _ in range(2))
+        per_epoch, both = (len(np.unique(part[:, 0, 0, 0])) for part in (first[:64], first))
+        _expect(per_epoch > 32, f"two workers{wrapped} draw the same: {per_epoch} of 64 results of an epoch differ")
+        _expect(
+            both > 64, f"the second epoch{wrapped} draws what the first one drew: a worker's number does not change"
+        )
+        corners = {int(picture[..., 0].argmin()) for picture in first}
+        _expect(
+            len(corners) == 4,
+            f"a pixel comes to {len(corners)} of 4 corners: both flips draw from the same seed. Use `set_random_state`",
+        )
+        _expect(np.array_equal(first, again), "the same seed of torch gives other draws: use `torch.initial_seed()`")
+
+
+def _two_epochs(dataset: Dataset, start: Any) -> np.ndarray:
+    generator = torch.Generator().manual_seed(0)  # from which DataLoader draws its workers' seeds
+    loader = DataLoader(
+        dataset, 8, num_workers=2, multiprocessing_context="fork", worker_init_fn=start, generator=generator
+    )
+    try:
+        return torch.cat([batch for _ in range(2) for batch in loader]).numpy()
+    except Exception as error:  # with the worker's traceback, whose last line says what is wrong
+        said = str(error).strip().splitlines()[-1]
+    gc.collect()  # torch's error holds the loader's workers, and itself
+    raise AssertionError(f"with a {type(dataset).__name__.strip('_')}, a worker raised {said}")

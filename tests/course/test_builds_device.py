@@ -1,0 +1,217 @@
+"""What learners build around a device: the stored answers are right, and each classic mistake is named."""
+
+import random
+import re
+from itertools import chain
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from labkit import course
+from tests.paths import REPO
+
+
+def answer(notebook, exercise):
+    """The function of a folded answer."""
+    [cell] = [
+        cell.source
+        for cell in nbformat.read(REPO / "notebooks" / f"{notebook}.ipynb", as_version=4).cells
+        if f"**{exercise}**" in cell.source
+    ]
+    [block] = re.findall(r"<details>.*?```python\n(.*?)```", cell, re.DOTALL)
+    names = {"torch": torch, "np": np, "random": random, "chain": chain, "get_worker_info": get_worker_info}
+    exec(block, names)  # noqa: S102
+    return names[re.findall(r"^def (\w+)", block, re.MULTILINE)[-1]]
+
+
+class TestCopiesAhead:
+    def test_the_answer_is_right(self, capsys):
+        course.check(answer("07_cuda_prefetch", "07.1"), course.copies_ahead)
+        assert capsys.readouterr().out == "right\n"
+
+    @pytest.mark.parametrize("way", ["keeps", "waits for the consumer"])
+    def test_so_are_other_ways_to_keep_the_memory(self, capsys, way):
+        course.check(prefetched(mistake=way), course.copies_ahead)
+        assert capsys.readouterr().out == "right\n"
+
+    @pytest.mark.parametrize(
+        ("mistake", "said"),
+        [
+            ("no record_stream", "given to the next copy (`record_stream`)"),
+            ("no wait_stream", "does not wait for its copy (`wait_stream`)"),
+            ("waits too late", "nothing overlaps"),
+            ("one stream", "nothing overlaps"),
+            ("blocking", "nothing overlaps"),
+            ("last one left", "11 of 12 batches came: the last one is left behind"),
+            ("empty one", "the answer raised KeyError"),
+            ("all at once", "12 batches were loaded before the first step"),
+            ("host", "not on the device"),
+            ("twice", "24 batches came, and 12 were loaded"),
+        ],
+    )
+    def test_a_mistake_is_named(self, capsys, mistake, said):
+        course.check(prefetched(mistake), course.copies_ahead)
+        assert said in capsys.readouterr().out
+
+    def test_no_copy_ahead_does_not_overlap_where_the_loss_is_read(self, capsys):
+        def not_ahead(loader):
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            for batch in loader:
+                with torch.cuda.stream(side):
+                    copied = {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.items()}
+                here.wait_stream(side)
+                for tensor in copied.values():
+                    tensor.record_stream(here)
+                yield copied
+                del copied
+
+        course.check(not_ahead, course.copies_ahead)
+        assert "a step takes 7.0 ms, its computing 5 and its copy 2: nothing overlaps" in capsys.readouterr().out
+
+    def test_what_is_not_written_yet_is_not_judged(self, capsys):
+        course.check(lambda loader: ..., course.copies_ahead)
+        assert capsys.readouterr().out == ""
+
+
+def prefetched(mistake):
+    def run(loader):
+        here, side, ahead, kept = torch.cuda.current_stream(), torch.cuda.Stream(), {}, []
+        if mistake == "all at once":
+            loader = list(loader)
+        for batch in loader if mistake == "last one left" else chain(loader, [{}]):
+            if mistake not in ("no wait_stream", "waits too late"):
+                here.wait_stream(side)
+            for tensor in ahead.values():
+                if mistake not in ("no record_stream", "keeps", "waits for the consumer", "host"):
+                    tensor.record_stream(here)
+            if mistake == "waits for the consumer":
+                side.wait_stream(here)
+            with torch.cuda.stream(here if mistake == "one stream" else side):
+                on_device = "cpu" if mistake == "host" else "cuda"
+                copied = {key: each.to(on_device, non_blocking=mistake != "blocking") for key, each in batch.items()}
+            if mistake == "waits too late":
+                here.wait_stream(side)
+            ready, ahead = ahead, copied
+            if mistake == "keeps":
+                kept.append(ready)
+            if ready or mistake == "empty one":
+                yield ready
+            if ready and mistake == "twice":
+                yield ready
+            del copied
+
+    return run
+
+
+class TestMixesWithoutWaiting:
+    def test_the_answer_is_right(self, capsys):
+        course.check(answer("06_kornia_gpu", "06.1"), course.mixes_without_waiting)
+        assert capsys.readouterr().out == "right\n"
+
+    @pytest.mark.parametrize(
+        ("mistake", "said"),
+        [
+            ("item", "the host reads 1 value(s) back"),
+            ("distribution", "value(s) back"),
+            ("numpy", "the host waits for a copy"),
+            ("randperm", "the host waits for a copy"),
+            ("one share", "all images have the same share"),
+            ("no partner", "mixed with themselves"),
+            ("hard labels", "targets of shape (16,), not (16, 16)"),
+            ("partner's labels", "the labels' shares are not those of the pixels"),
+            ("in place", "overwrites the batch"),
+            ("seeded", "a second call mixes the same"),
+            ("sum", "do not add up to 1"),
+            ("images only", "images of shape"),
+        ],
+    )
+    def test_a_mistake_is_named(self, capsys, mistake, said):
+        course.check(mixup(mistake), course.mixes_without_waiting)
+        assert said in capsys.readouterr().out
+
+    def test_pinned_draws_of_the_host_are_right(self, capsys):
+        course.check(mixup("pinned"), course.mixes_without_waiting)
+        assert capsys.readouterr().out == "right\n"
+
+
+def mixup(mistake):
+    def run(x, y, num_classes):
+        n, device = len(x), x.device
+        if mistake == "seeded":
+            torch.cuda.manual_seed(0)
+        share = torch.rand(n, device=device)
+        partner = torch.rand(n, device=device).argsort()
+        if mistake == "item":
+            share = torch.full_like(share, share[0].item())
+        if mistake == "one share":
+            share = share[:1].expand(n)
+        if mistake == "distribution":
+            one = torch.ones(n, device=device)
+            share = torch.distributions.Beta(one, one).sample()
+        if mistake == "numpy":
+            share = torch.from_numpy(np.random.default_rng().beta(1, 1, n).astype(np.float32)).to(device)
+        if mistake == "pinned":
+            share = torch.rand(n).pin_memory().to(device, non_blocking=True)
+        if mistake == "randperm":
+            partner = torch.randperm(n)
+        if mistake == "no partner":
+            partner = torch.arange(n, device=device)
+        one_hot = torch.eye(num_classes, device=device)[y]
+        by_image = share[:, None, None, None]
+        images = x[partner] * (1 - by_image) + x * (1 if mistake == "sum" else by_image)
+        targets = torch.lerp(one_hot[partner], one_hot, share[:, None])
+        if mistake == "in place":
+            x.copy_(images)
+        if mistake == "hard labels":
+            targets = y
+        if mistake == "partner's labels":
+            targets = torch.lerp(one_hot, one_hot[partner], share[:, None])
+        return images[:, :1] if mistake == "images only" else images, targets
+
+    return run
+
+
+class TestDrawsAnew:
+    def test_what_is_not_written_yet_is_not_judged(self, capsys):
+        course.check(lambda worker: ..., course.draws_anew)
+        assert capsys.readouterr().out == ""
+
+    def test_the_answer_is_right(self, capsys):
+        course.check(answer("05_albumentations", "05.1"), course.draws_anew)
+        assert capsys.readouterr().out == "right\n"
+
+    @pytest.mark.parametrize(
+        ("mistake", "said"),
+        [
+            ("global", "two workers draw the same: 32 of 64 results"),
+            ("worker", "the second epoch draws what the first one drew"),
+            ("same seed", "a pixel comes to 2 of 4 corners"),
+            ("time", "the same seed of torch gives other draws"),
+            ("whole data set", "with a Subset, a worker raised AttributeError: 'Subset' object has no"),
+        ],
+    )
+    def test_a_mistake_is_named(self, capsys, mistake, said):
+        course.check(start(mistake), course.draws_anew)
+        assert said in capsys.readouterr().out
+
+
+def start(mistake):
+    def run(worker):
+        seed, dataset = torch.initial_seed() % 2**32, get_worker_info().dataset
+        if mistake == "worker":
+            seed = worker
+        if mistake == "time":
+            seed = None
+        if mistake != "whole data set":
+            dataset = getattr(dataset, "dataset", dataset)
+        if mistake == "global":
+            np.random.seed(seed), random.seed(seed)
+        elif mistake == "same seed":
+            dataset.compose.set_random_seed(seed)
+        else:
+            dataset.compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+
+    return run
