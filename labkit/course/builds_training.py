@@ -133,7 +133,8 @@ def peer_adapter(answer: Callable[[Work], Any]) -> None:
             check_peer(Peer("mine", JPEG_FILES, True, "", (), answer), work)
         except PeerError as error:
             told = str(error)
-            kind = "labels were lost: " if "labels" in told else "" if "epoch" in told else "other pixels: "
+            is_order = "epoch" in told or "order" in told
+            kind = "labels were lost: " if "labels" in told else "" if is_order else "other pixels: "
             raise AssertionError(f"{kind}the loader {told}" if told.startswith("gives") else kind + told) from None
 
 
