@@ -182,7 +182,7 @@ def changed(*factors, rounded=math.ceil):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (changed(1, 1 / 8), r"these are bytes, not bits: 0\.287 GB/s for 2500 images/s"),
+        (changed(1, 1 / 8), r"these are bytes, not bits: 0\.2875 GB/s for 2500 images/s"),
         (changed(1, 1, rounded=float), r"cores are not rounded up: .* 6\.50 are needed, not 6\.5"),
         (changed(1, 1, rounded=math.floor), r"cores are not rounded up: .* 6\.50 are needed, not 6"),
         (changed(1000, 1), "the latency in ms was taken as seconds: 75000 requests"),
