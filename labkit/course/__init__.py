@@ -14,6 +14,7 @@ _NAMES = {
     "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],
     "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "resized_once", "restart_markers"],
     "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],
+    "course.builds_training": ["mended_loader", "peer_adapter", "training_plan"],
     "course.exercises": ["check", "own_runs"],
     "course.ledger": ["checklist", "claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],

@@ -1,0 +1,170 @@
+"""Judges of what a reader builds in notebooks 12, 13 and 15: a slow line mended, a loader's adapter, a plan.
+
+Each is passed to `course.check`, and raises AssertionError with a sentence that says what is wrong.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.course.exercises import _expect
+from labkit.errors import PeerError
+from labkit.peers.check import N_PICTURES, check_peer, make_pictures
+from labkit.peers.peer import JPEG_FILES, Peer, Work
+from labkit.util.files import ScratchFolder
+
+_N_PHOTOS = 12
+
+
+def mended_loader(answer: Callable[..., Any]) -> None:
+    """Judge `answer(names, read_photo, read_labels)`: a loader of (photos, labels) that reads all labels once.
+
+    Counts the calls of `read_labels` in every process, and times nothing.
+    """
+    names = [f"photos/{number:02}.jpg" for number in range(_N_PHOTOS)]
+    labels = {name: (7 * number) % 10 for number, name in enumerate(names)}
+    with ScratchFolder() as scratch:
+        read_photo, read_labels, log = _counted(scratch / "log", names, labels)
+        loader = answer(names, read_photo, read_labels)
+        is_loader = hasattr(loader, "__iter__") and not isinstance(loader, torch.utils.data.Dataset)
+        _expect(is_loader, f"it has to return a loader, not a {type(loader).__name__}")
+        _expect(
+            "photo" not in log(),
+            "photos are read before the loop asks for them; those of a large data set would not fit into memory",
+        )
+        in_advance = log().count("labels")
+        epochs = [list(loader) for _ in range(2)]
+        for batches in epochs:
+            _expect_same_work(batches, labels)
+        later = Counter(log(with_process=True))
+        del loader
+    _expect(later["photo", False], "it has to read photos in worker processes: `num_workers=2`")
+    here = later["labels", True] - in_advance
+    workers = later["labels", False]
+    _expect(
+        here < 2,
+        f"the work only moved into the training loop: the training process called `read_labels` {here} more times "
+        "while it asked for batches",
+    )
+    n_made = 2 * _N_PHOTOS
+    _expect(
+        workers < n_made, f"the slow line is still there: `read_labels` was called {workers} times for {n_made} photos"
+    )
+    _expect(
+        not workers,
+        f"`read_labels` was called {workers} times in worker processes: each of them keeps a result of its own, so "
+        "that the first epoch still pays; read the labels before workers start",
+    )
+    total = in_advance + here
+    _expect(total <= 1, f"`read_labels` was called {total} times; once is enough")
+
+
+def _counted(path: Path, names: Sequence[str], labels: Mapping[str, int]) -> tuple[Callable, Callable, Callable]:
+    """A reader of photos, one of labels, and what was called in any process, whether by this one."""
+    this_process = os.getpid()
+
+    def note(what: str) -> None:
+        with path.open("a") as file:  # one short line at a time, which processes do not tear apart
+            file.write(f"{what} {os.getpid()}\n")
+
+    def read_photo(name: str) -> Tensor:
+        note("photo")
+        return torch.full((3, 2, 2), 1 + list(names).index(name), dtype=torch.uint8)
+
+    def read_labels() -> dict[str, int]:
+        note("labels")
+        return {name: labels[name] for name in sorted(labels, reverse=True)}  # in another order than the photos
+
+    def log(with_process: bool = False) -> list:
+        pairs = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(what, int(pid) == this_process) if with_process else what for what, pid in pairs]
+
+    return read_photo, read_labels, log
+
+
+def _expect_same_work(batches: Sequence[Any], labels: Mapping[str, int]) -> None:
+    """Refuse an epoch in which a photo is missing or has another label."""
+    is_right = all(isinstance(batch, list | tuple) and len(batch) == 2 for batch in batches)
+    _expect(batches and is_right, "it has to give pairs of photos and labels")
+    numbers = [int(image.flatten()[0]) - 1 for images, _ in batches for image in images]
+    found = [int(label) for _, told in batches for label in told]
+    _expect(
+        sorted(numbers) == list(range(_N_PHOTOS)) and len(found) == _N_PHOTOS,
+        f"the result changed: an epoch has {len(numbers)} photos, not each of {_N_PHOTOS} once",
+    )
+    wanted = [list(labels.values())[number] for number in numbers]
+    n_wrong = sum(one != other for one, other in zip(found, wanted, strict=True))
+    _expect(
+        not n_wrong,
+        f"the result changed: {n_wrong} of {_N_PHOTOS} photos have the label of another; `read_labels` gives them by "
+        "name, in no order",
+    )
+
+
+def peer_adapter(answer: Callable[[Work], Any]) -> None:
+    """Judge `answer(work)`, an epoch of pairs (images, labels): what it gives is read from pictures made for it."""
+    with ScratchFolder() as scratch:
+        work = Work(scratch, scratch, num_workers=2)
+        pictures = make_pictures(work)
+        batches = list(answer(Work(pictures, scratch, num_workers=2)))
+        is_right = all(isinstance(batch, list | tuple) and len(batch) == 2 for batch in batches)
+        _expect(batches and is_right, "it has to give pairs of images and labels")
+        n_images = sum(len(images) for images, _ in batches)
+        is_short = n_images < N_PICTURES
+        _expect(
+            not is_short,
+            f"the batches lack images: {n_images} of {N_PICTURES} came; the last batch may be shorter than the others",
+        )
+        counts = Counter(int(label) for _, labels in batches for label in labels)
+        classes = sorted(folder for folder in pictures.iterdir() if folder.is_dir())
+        wanted = {label: len(list(folder.iterdir())) for label, folder in enumerate(classes)}
+        _expect(
+            n_images != N_PICTURES or counts == wanted,
+            f"labels were lost: classes have {dict(sorted(counts.items()))} images, not {wanted}",
+        )
+        try:
+            check_peer(Peer("mine", JPEG_FILES, True, "", (), answer), work)
+        except PeerError as error:
+            told = str(error)
+            is_order = "epoch" in told or "order" in told
+            kind = "labels were lost: " if "labels" in told else "" if is_order else "other pixels: "
+            raise AssertionError(f"{kind}the loader {told}" if told.startswith("gives") else kind + told) from None
+
+
+# Images/s of a GPU, core ms and KB of an image, ms of a request; such that no product is a whole number.
+_MEASURED = ((2500, 2.0, 115, 30), (800, 7.3, 90, 181), (60, 1.9, 2600, 4), (11_300, 0.7, 31, 95))
+
+
+def training_plan(answer: Callable[..., Any]) -> None:
+    """Judge `answer(images_per_s, core_ms, kb, request_ms)`: cores, requests in flight and Gbit/s."""
+    for images_per_s, core_ms, kb, request_ms in _MEASURED:
+        found = answer(images_per_s, core_ms, kb, request_ms)
+        _expect(isinstance(found, tuple | list) and len(found) == 3, "it has to return cores, requests and Gbit/s")
+        cores, in_flight, gbit_per_s = map(float, found)
+        case = f"for {images_per_s} images/s, {core_ms} ms of a core, {kb} KB and requests of {request_ms} ms"
+        exact = Fraction(11, 10) * images_per_s * Fraction(str(core_ms)) / 1000 + 1
+        is_unrounded = cores != math.ceil(exact) and math.floor(exact) <= cores < math.ceil(exact)
+        _expect(not is_unrounded, f"cores are not rounded up: {case}, {float(exact):.2f} are needed, not {cores:g}")
+        _expect(cores == math.ceil(exact), f"{case}, {math.ceil(exact)} cores are needed, not {cores:g}")
+        flying = Fraction(images_per_s * request_ms, 1000)
+        _expect_close(
+            in_flight / 1000, flying, f"the latency in ms was taken as seconds: {in_flight:g} requests {case}"
+        )
+        is_near = flying * Fraction(98, 100) <= in_flight <= math.ceil(flying) * Fraction(102, 100)
+        _expect(is_near, f"{case}, {math.ceil(flying)} are in flight, not {in_flight:g}")
+        bandwidth = Fraction(images_per_s * kb * 8, 10**6)
+        _expect_close(gbit_per_s * 8, bandwidth, f"these are bytes, not bits: {gbit_per_s:g} GB/s {case}")
+        is_near = math.isclose(gbit_per_s, bandwidth, rel_tol=0.02)
+        _expect(is_near, f"{case}, {float(bandwidth):.3g} Gbit/s are needed, not {gbit_per_s:g}")
+
+
+def _expect_close(mistaken: float, right: Fraction, message: str) -> None:
+    """Refuse a value that becomes right once a classic mistake is undone."""
+    _expect(not math.isclose(mistaken, right, rel_tol=0.02), message)
