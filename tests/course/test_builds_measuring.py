@@ -25,17 +25,6 @@ def folded_answer(stem: str, number: str, **given):
     return names
 
 
-@pytest.fixture
-def said(capsys):
-    """What a check of an answer prints."""
-
-    def said(answer, judge):
-        course.check(answer, judge)
-        return capsys.readouterr().out
-
-    return said
-
-
 def share(*, start_counts="no", numerator="wait", denominator="all", restart=False, stop_early=False):
     """A training's share of waiting, with the mistakes that are asked for."""
 

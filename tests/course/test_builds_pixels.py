@@ -14,17 +14,6 @@ from labkit import course
 from tests.paths import REPO
 
 
-@pytest.fixture
-def said(capsys):
-    """What a check of an answer prints."""
-
-    def said(answer, judge):
-        course.check(answer, judge)
-        return capsys.readouterr().out
-
-    return said
-
-
 def folded(notebook, function):
     """The function that an exercise's folded answer defines."""
     nodes = nbformat.read(REPO / "notebooks" / f"{notebook}.ipynb", as_version=4)

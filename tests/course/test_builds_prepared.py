@@ -28,17 +28,6 @@ def solved(stem, check):
     return space
 
 
-@pytest.fixture
-def said(capsys):
-    """What a check of an answer prints."""
-
-    def said(answer, judge):
-        course.check(answer, judge)
-        return capsys.readouterr().out
-
-    return said
-
-
 class TestSizes:
     @staticmethod
     def walk(data, frames=(SOF0, SOF2), turning=(5, 6, 7, 8), *, last_first=False):

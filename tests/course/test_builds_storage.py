@@ -14,17 +14,6 @@ from labkit import course
 from tests.paths import REPO
 
 
-@pytest.fixture
-def said(capsys):
-    """What a check of an answer prints."""
-
-    def said(answer, judge):
-        course.check(answer, judge)
-        return capsys.readouterr().out
-
-    return said
-
-
 def folded(stem, number, name):
     """The function of the folded answer to an exercise of a notebook."""
     cells = nbformat.read(REPO / "notebooks" / f"{stem}.ipynb", as_version=4).cells

@@ -14,17 +14,6 @@ from labkit import course
 from tests.paths import REPO
 
 
-@pytest.fixture
-def said(capsys):
-    """What a check of an answer prints."""
-
-    def said(answer, judge):
-        course.check(answer, judge)
-        return capsys.readouterr().out
-
-    return said
-
-
 def folded(number):
     """The function in an exercise's folded answer, made with its notebook's imports and skeleton."""
     (path,) = (REPO / "notebooks").glob(f"{number[:2]}_*.ipynb")
