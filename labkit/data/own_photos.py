@@ -14,7 +14,7 @@ from labkit.data.decode import decode, open_image
 from labkit.data.headers import read_header
 from labkit.data.image_formats import JPEG
 from labkit.errors import ArgumentError, DecodeError, MissingFileError
-from labkit.util.files import claim_folder, key_from_name, walk, write_atomic, write_record
+from labkit.util.files import key_from_name, read_record, walk, write_atomic, write_record
 from labkit.util.machine import OWN_PHOTOS_VARIABLE, own_photos, photo_root
 from labkit.util.parallel import map_items
 
@@ -31,7 +31,9 @@ def is_own(root: Path, profile: str) -> bool:
 
 
 def link_photos(root: Path, count: int, profile: str) -> int:
-    """Link `count` photos of the reader's into `root`, or as many as there are; a rerun does nothing.
+    """Link `count` photos of the reader's into `root`, or as many as there are.
+
+    A rerun does nothing, unless a run was interrupted or a photo is gone from its place: then all are linked anew.
 
     Args:
         root: Folder to fill; made if missing.
@@ -48,8 +50,11 @@ def link_photos(root: Path, count: int, profile: str) -> int:
     source = own_photos()
     if source is None or not source.is_dir():
         raise MissingFileError(f"{OWN_PHOTOS_VARIABLE}={source} is not a folder: name one with JPEGs, at any depth")
-    if (root / _MANIFEST).is_file():
-        return len(list(root.glob("*/*.jpg")))
+    record, links = read_record(root / _MANIFEST), list(root.glob("group_*/*.jpg"))
+    if record and record["photos"] == len(links) and all(link.exists() for link in links):
+        return len(links)
+    if profile == "camera" and record is None and root.exists():  # with photos that labkit made for want of these
+        return 0
     chosen, left_out = list[Path](), list[str]()
     candidates = iter(_in_mixed_order(_jpegs(source), source))
     while len(chosen) < count and (some := list(islice(candidates, count - len(chosen) + 8))):
@@ -66,11 +71,13 @@ def link_photos(root: Path, count: int, profile: str) -> int:
             f"{source} holds {len(chosen)} JPEGs that can be decoded, at any depth, and {len(left_out)} that cannot: "
             f"the course takes {FEWEST} at least; leave {OWN_PHOTOS_VARIABLE} out for photos that labkit makes"
         )
-    claim_folder(root, _MANIFEST, {}, what="links to photos")
+    root.mkdir(parents=True, exist_ok=True)
+    write_record(root / _MANIFEST, {"photos": -1, "left_out": len(left_out)})  # until all are there
+    for link in links:
+        link.unlink()
     for number, path in enumerate(chosen):
         link = root / f"group_{number % _N_GROUPS}" / f"{number:06d}.jpg"
         link.parent.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)
         link.symlink_to(path.resolve())
     if left_out:
         text = "".join(f"{line}\n" for line in sorted(left_out))
@@ -128,7 +135,8 @@ def told_of(roots: Mapping[str, Path]) -> Iterator[str]:
             "photos that labkit makes"
         )
     paths = [root / LEFT_OUT for root in roots.values() if (root / LEFT_OUT).is_file()]
-    lines = sorted({line for path in paths for line in path.read_text(errors="surrogateescape").splitlines()})
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]  # a terminal may refuse odd bytes
+    lines = sorted({line for text in texts for line in text.splitlines()})
     if lines:
         yield f"left out of your photos, as far as they were looked at: {len(lines)}"
         yield from (f"  {line}" for line in lines[:_MOST_TOLD])

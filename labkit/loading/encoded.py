@@ -82,9 +82,7 @@ class EncodedImages:
         """Decode the box, once for all crops of an image, and write the row of each; False if the image is skipped."""
         try:
             pixels, box_place = self._decode(image, box, scale, batch.indices[position])
-            step = (
-                box_place[2] / box[2]
-            )  # decoded pixels for each of the photo: 1 / scale, or 1 if it was decoded whole
+            step = box_place[2] / box[2]  # decoded pixels for each of the photo's: 1 / scale, or 1 of a whole one
             y, x = box_place[0] - box[0] * step, box_place[1] - box[1] * step  # of the photo's corner in these pixels
             for number, fields in enumerate(crops):
                 top, left, height, width, *_ = crop = Crop(*fields)
@@ -97,6 +95,7 @@ class EncodedImages:
         return True
 
     def _decode(self, image: "_EncodedImage", box: Box, scale: int, index: int) -> Part:
+        """The pixels of the box, and where it lies in them."""
         if self._policies.train:
             return image.decode(box, scale)
         # Evaluation looks at the same box in each epoch: a damage below it is looked for in the first one.

@@ -15,17 +15,6 @@ from labkit import course
 from tests.paths import REPO
 
 
-@pytest.fixture
-def said(capsys):
-    """What a check of an answer prints."""
-
-    def said(answer, expected):
-        course.check(answer, expected)
-        return capsys.readouterr().out
-
-    return said
-
-
 def judge(double):
     if double(2) != 4:  # not assert, to which pytest adds
         raise AssertionError(f"twice 2 is not {double(2)}")

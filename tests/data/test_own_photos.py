@@ -11,7 +11,7 @@ from labkit import course
 from labkit.app.storing import describe_run
 from labkit.app.tour import make_scale_photos
 from labkit.course.results import describe_machine
-from labkit.data.own_photos import FEWEST, link_photos
+from labkit.data.own_photos import FEWEST, link_photos, told_of
 from labkit.util.machine import env_id
 from tests.image_files import encoded
 
@@ -71,6 +71,33 @@ def test_large_ones_are_those_of_a_camera(own):
     root = course.photo_root("camera")
     assert link_photos(root, 3, "camera") == 3
     assert sorted(Image.open(path).width for path in root.glob("*/*.jpg")) == [1600, 1601, 1602]
+
+
+def test_an_interrupted_run_and_photos_that_are_gone_are_made_good(own, monkeypatch):
+    root, made = course.photo_root("imagenet"), []
+
+    def interrupted(link, target):
+        made.append(link)
+        if len(made) == 20:
+            raise KeyboardInterrupt
+        os.symlink(target, link)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.symlink_to", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lk.make_photos(root, FEWEST, progress=False)
+    lk.make_photos(root, FEWEST, progress=False)
+    assert len(lk.FolderStore(root)) == FEWEST
+    (own / "IMG 0.jpeg").rename(own / "IMG renamed.jpeg")
+    store = lk.FolderStore(lk.make_photos(root, FEWEST, progress=False))
+    assert [store.read(key) for key in store.keys()] == [GOOD] * FEWEST  # noqa: SIM118
+
+
+def test_names_of_odd_bytes_are_told(own):
+    (own / os.fsdecode(b"odd \xff.jpg")).write_bytes(b"")
+    roots = {"imagenet": course.photo_root("imagenet"), "camera": course.photo_root("camera")}
+    link_photos(roots["imagenet"], FEWEST, "imagenet")
+    "\n".join(told_of(roots)).encode()
 
 
 def test_too_few_are_refused_with_what_is_wrong(own):
