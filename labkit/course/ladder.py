@@ -29,7 +29,7 @@ from labkit.util.machine import Scale, usable_cores
 Factory = Callable[[], Iterable[Any]]
 
 EXPERIMENT = "11 ladder"
-NOTEBOOK = "11b_raw_pixels"
+NOTEBOOK = "11_prepare_once"
 FRAME, FIGURE = "11_ladder.csv", "11_ladder.png"  # next to the notebook, too
 NAIVE = "PIL, one process"
 
@@ -51,7 +51,7 @@ def ladder_variants(store: Store, pixels: PixelStore, scale: Scale) -> dict[str,
     Raises:
         ValueError: `store` and `pixels` do not hold the same photos.
 
-    Taught in: notebooks/11b_raw_pixels.ipynb
+    Taught in: notebooks/11_prepare_once.ipynb
     """
     if list(store.keys()) != list(pixels.keys):
         raise ArgumentError(f"{len(pixels)} raw pixels and {len(store.keys())} photos differ: build the pixels again")
@@ -121,7 +121,7 @@ def plot_rungs(data: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
         ax: Axes to draw on; default: a new figure.
         about: What was measured; the title ends with it.
 
-    Taught in: notebooks/11b_raw_pixels.ipynb
+    Taught in: notebooks/11_prepare_once.ipynb
     """
     summary = summarize_rungs(data)  # the dots show how runs vary
     runs = measured_runs(data)

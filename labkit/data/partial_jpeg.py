@@ -328,7 +328,7 @@ class RegionDecoder:
     Raises:
         ImportError: libjpeg-turbo 3 is missing; names the remedy.
 
-    Source: ITU-T T.81 via libjpeg-turbo (tj3SetCroppingRegion). Taught in: notebooks/11_resize_once.ipynb
+    Source: ITU-T T.81 via libjpeg-turbo (tj3SetCroppingRegion). Taught in: notebooks/11_prepare_once.ipynb
     """
 
     def __init__(self) -> None:

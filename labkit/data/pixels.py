@@ -132,7 +132,7 @@ class PixelStore(Labeled, Dataset):
 
     >>> image, label = lk.PixelStore("photos.pixels")[0]
 
-    The format is documented in `labkit.data.pixels`. Taught in: notebooks/11b_raw_pixels.ipynb
+    The format is documented in `labkit.data.pixels`. Taught in: notebooks/11_prepare_once.ipynb
     """
 
     sorts_keys = True  # for all that the file tells
@@ -237,7 +237,7 @@ class PixelStore(Labeled, Dataset):
         >>> store = lk.PixelStore.build("photos", "photos.pixels")
 
         Source: H x W x 3 bytes in row order, the layout that NumPy and OpenCV read.
-        Taught in: notebooks/11b_raw_pixels.ipynb
+        Taught in: notebooks/11_prepare_once.ipynb
         """
         short_side = require_int("short_side", short_side)
         check_engine(engine, num_workers, address)

@@ -162,7 +162,7 @@ def cut_jpeg(data: bytes, box: Box, *, scale: int = 1) -> tuple[bytes, Box]:
     >>> lk.cut_jpeg(tiled, (100, 200, 64, 64))[1]  # doctest: +SKIP
     (4, 8, 64, 64)
 
-    Source: ITU-T T.81, section E.1.4. Taught in: notebooks/11c_crop_by_bytes.ipynb
+    Source: ITU-T T.81, section E.1.4. Taught in: notebooks/11b_crop_by_bytes.ipynb
     """
     if not isinstance(data, bytes):
         raise WrongTypeError(f"cut_jpeg takes the bytes of a file, got {type(data).__name__}")

@@ -150,7 +150,7 @@ class BatchLoader(Labeled, Resumable):
             `shuffle` and `sampler`, or `reads_in_flight` for a `PixelStore`.
         RuntimeError: an epoch without a batch, as by `drop_last` with fewer images than `batch_size`.
 
-    Taught in: notebooks/11b_raw_pixels.ipynb
+    Taught in: notebooks/11_prepare_once.ipynb
     """
 
     num_workers = 0

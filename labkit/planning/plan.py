@@ -138,7 +138,7 @@ def plan(
         FileNotFoundError: no such report.
         ValueError: a number that is not above 0, or missing; a report without it.
 
-    Taught in: notebooks/15_at_scale.ipynb
+    Taught in: notebooks/14_at_scale.ipynb
     """
     counts = {
         "n_gpus": n_gpus, "n_nodes": n_nodes, "processes_per_gpu": processes_per_gpu, "n_images": n_images,

@@ -251,7 +251,7 @@ def map_items(
         OSError: the disk is full; names the file, and how many items are done. No further item begins.
         ValueError: unknown engine, negative `num_workers`, or an `address` without `engine="ray"`.
         RuntimeError, ImportError, ConnectionError: no worker can start; no Ray; no Ray cluster at `address`.
-    Taught in: notebooks/11_resize_once.ipynb
+    Taught in: notebooks/11_prepare_once.ipynb
     """
     check_engine(engine, num_workers, address)
     items = list(require_iterable("items", items, "iterable, such as a list"))

@@ -234,7 +234,7 @@ CAUSES = {
         "batches to be decoded and augmented", "decoding",
         "Do less for each sample, in the lines that take longest: where they decode, lk.BatchLoader decodes only what "
         "a crop needs, and lk.PixelStore decodes once; where they augment, crop first, or augment on the GPU",
-        "11_resize_once",
+        "11_prepare_once",
     ),
     "copy": (
         "batches to be copied to the device", "copy",
@@ -289,12 +289,12 @@ def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:
         return (
             rung,
             "Decode once: give lk.BatchLoader a lk.PixelStore, which lk.PixelStore.build makes",
-            "11b_raw_pixels",
+            "11_prepare_once",
         )
     if rung == "copy" and traits.pin_memory:
         return rung, "Hide the copy behind the step: lk.CUDAPrefetcher(loader, device)", "07_cuda_prefetch"
     if rung == "hand-over" and traits.is_batch_loader:
-        return rung, "Pass on less: uint8, which the device normalizes, instead of floats", "11b_raw_pixels"
+        return rung, "Pass on less: uint8, which the device normalizes, instead of floats", "11_prepare_once"
     if rung == "decoding" and traits.decoder not in (None, "turbojpeg"):
         return rung, f"Decode with turbojpeg instead of {traits.decoder}", "02_read_image"
     if rung == "start" and traits.starts_workers:

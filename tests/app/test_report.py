@@ -48,7 +48,7 @@ def test_it_shows_results_with_their_answers_first(page_of, tmp_path, monkeypatc
     monkeypatch.setenv("LABKIT_SCALE", "laptop")
     set_recorder(FolderRecorder(tmp_path / "frames"))
     gain = {"BatchLoader over DataLoader workers": Ratio(3.25, 3.1, 3.4)}
-    course.result("11b_raw_pixels", "It is **0.8 times** as fast.", "See `x`.", ("It helps.", False), figures=gain)
+    course.result("11_prepare_once", "It is **0.8 times** as fast.", "See `x`.", ("It helps.", False), figures=gain)
     page = page_of()
     for text in (
         "<strong>It is 0.8 times as fast.</strong> See x.", "This run does not show: It helps.",

@@ -69,7 +69,7 @@ class TestPixels:
     @pytest.fixture(scope="class")
     @classmethod
     def right(cls):
-        space = solved("11b_raw_pixels", "course.packed_pixels")
+        space = solved("11_prepare_once", "course.packed_pixels")
         return space["pack"], space["crop"]
 
     @staticmethod
@@ -163,7 +163,7 @@ class TestSmallJpegs:
         return file.getvalue()
 
     def test_the_folded_answer_is_right(self, said):
-        answer = solved("11_resize_once", "course.resized_once")["resize_once"]
+        answer = solved("11_prepare_once", "course.resized_once")["resize_once"]
         assert said(answer, course.resized_once) == "right\n"
         assert said(self.resized, course.resized_once) == "right\n"
 
@@ -197,7 +197,7 @@ class TestRestartMarkers:
         return data[data.rindex(b"\xff\xda") :]
 
     def test_the_folded_answer_is_right(self, said):
-        answer = solved("11c_crop_by_bytes", "course.restart_markers")["restart_markers"]
+        answer = solved("11b_crop_by_bytes", "course.restart_markers")["restart_markers"]
         assert said(answer, course.restart_markers) == "right\n"
         by_search = lambda data: len(re.findall(rb"\xff[\xd0-\xd7]", self.scan(data)))  # noqa: E731
         assert said(by_search, course.restart_markers) == "right\n"

@@ -19,7 +19,7 @@ def folded_answer(stem, number):
 
 
 CORES = folded_answer("03_persistent_workers", "03.1")
-DRAWS = folded_answer("03b_seeds_and_memory", "03b.1")
+DRAWS = folded_answer("03b_seeds", "03b.1")
 
 
 def changed(text, *pairs):

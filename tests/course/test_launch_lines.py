@@ -15,7 +15,7 @@ from PIL import Image
 from tests.image_files import encoded
 from tests.paths import REPO
 
-FIRST = nbformat.read(REPO / "notebooks" / "15_at_scale.ipynb", as_version=4).cells[0].source
+FIRST = nbformat.read(REPO / "notebooks" / "14_at_scale.ipynb", as_version=4).cells[0].source
 N_PHOTOS, N_SHARDS = 16, 4
 
 # What Slurm gives: a step runs its command in each task, with the task's numbers.

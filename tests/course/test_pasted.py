@@ -218,7 +218,7 @@ class TestDecoding:
             assert sizes[Path("photos", "class", path.name)] == size, path.name
 
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
-        prepare = pasted("11_resize_once")["prepare"]
+        prepare = pasted("11_prepare_once")["prepare"]
         for path in odd_files(photos):
             prepare(path, tmp_path / path.name, short_side=32)  # whatever the suffix of its name
             with Image.open(tmp_path / path.name) as small:
@@ -234,7 +234,7 @@ class TestDecoding:
         (tmp_path / "nothing.jpeg").write_bytes(b"")
         source = tmp_path / name if name == "nothing.jpeg" else photos / "train" / "class" / f"é {name}"
         with pytest.raises((AssertionError, OSError)):
-            pasted("11_resize_once")["prepare"](source, tmp_path / "small.jpg")
+            pasted("11_prepare_once")["prepare"](source, tmp_path / "small.jpg")
         assert not (tmp_path / "small.jpg").exists()
 
     def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
@@ -249,7 +249,7 @@ class TestDecoding:
     def test_restart_markers_change_no_pixel(self, photos, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         shutil.copy(next((photos / "photos").rglob("*.jpg")), "photo.jpg")
-        pasted("11c_crop_by_bytes")
+        pasted("11b_crop_by_bytes")
         assert np.array_equal(upright("tiled.jpg"), upright("photo.jpg"))
         data = Path("tiled.jpg").read_bytes()
         assert all(bytes([0xFF, 0xD0 + number]) in data for number in range(8))
@@ -356,7 +356,7 @@ if __name__ == "__main__":
     @pytest.mark.parametrize("start_method", START_METHODS)
     def test_so_do_those_of_a_rank_at_scale(self, tmp_path, start_method):
         block = replaced(
-            do_this("15_at_scale"), ("/local_nvme/", ""), ("000979", f"{self.N_SHARDS - 1:06}"),
+            do_this("14_at_scale"), ("/local_nvme/", ""), ("000979", f"{self.N_SHARDS - 1:06}"),
             ("shuffle(1000)", "shuffle(1)"), ("num_workers=max(1, cores)", "num_workers=2"),
             ("batch_size=256", "batch_size=3"), ("1_281_167 // 256", "36 // 3"),
         )  # fmt: skip
@@ -388,7 +388,7 @@ class TestPrefetch:
 class TestSeeds:
     """03b: the same draws for any number of workers, others in each epoch, and the training keeps its generators."""
 
-    STEM, N_EPOCHS = "03b_seeds_and_memory", 2
+    STEM, N_EPOCHS = "03b_seeds", 2
     BEFORE = """
 import json, pathlib
 def load(path):  # draws from all three generators
@@ -534,7 +534,7 @@ if __name__ == "__main__":
 class TestRawPixels:
     """11b: pixels of one photo at a time go to disk, and whatever process opens them finds each again."""
 
-    STEM = "11b_raw_pixels"
+    STEM = "11_prepare_once"
     SHAPES = ((3, 5, 3), (1, 1, 3), (100, 200, 3), (4, 4, 3))
 
     def photos(self):

@@ -124,8 +124,8 @@ class TestTheWorkItself:
         ("attributes", "rung", "notebook"),
         [
             ({"store": object()}, "storage", "08_shard_formats"), ({}, "storage", "08_shard_formats"),
-            ({"decoder": "pil"}, "decoding", "02_read_image"), ({"decoder": "turbojpeg"}, "decoding", "11_resize_once"),
-            ({"decoder": len}, "decoding", "11_resize_once"), ({"decoder": None}, "decoding", "11_resize_once"),
+            ({"decoder": "pil"}, "decoding", "02_read_image"), ({"decoder": "turbojpeg"}, "decoding", "11_prepare_once"),
+            ({"decoder": len}, "decoding", "11_prepare_once"), ({"decoder": None}, "decoding", "11_prepare_once"),
         ],
     )  # fmt: skip
     def test_is_changed_where_there_are_enough_workers(self, cores, attributes, rung, notebook):
@@ -232,13 +232,13 @@ class TestTheSlowestLine:
     @pytest.mark.parametrize(
         ("line", "action", "notebook"),
         [
-            ({}, "Spend less on decoding in convert (data.py:18): lk.BatchLoader decodes", "11_resize_once"),
+            ({}, "Spend less on decoding in convert (data.py:18): lk.BatchLoader decodes", "11_prepare_once"),
             (
                 {"what": "ColorJitter", "kind": "transform"},
                 "Spend less on ColorJitter (data.py:18): crop before it", "06_kornia_gpu",
             ),
             ({"what": "blur", "kind": "transform", "place": ""}, "Spend less on blur: crop", "06_kornia_gpu"),
-            ({"what": "read", "kind": ""}, "Spend less on read (data.py:18): where it decodes,", "11_resize_once"),
+            ({"what": "read", "kind": ""}, "Spend less on read (data.py:18): where it decodes,", "11_prepare_once"),
         ],
     )  # fmt: skip
     def test_is_named_where_each_sample_is_to_cost_less(self, cores, line, action, notebook):
