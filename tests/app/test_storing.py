@@ -205,7 +205,10 @@ def test_a_commit_that_changes_during_the_run_is_dirty(clone, recorded):
 
 
 def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, recorded, frame_of):
-    runs = frame_of({"naive": [1, 1.1], "quick": [2, 2.2]}, "naive", experiment=ladder.EXPERIMENT, photos="p")
+    rates = {"batches in memory, training": [9, 9]}
+    for name, rate in {"naive": 1, "quick": 2}.items():
+        rates |= {f"{name}, {what}": [rate, 1.1 * rate] for what in ("loader alone", "training")}
+    runs = frame_of(rates, "naive, training", experiment=ladder.EXPERIMENT, photos="p", step="s")
     run = executed(clone, ladder.NOTEBOOK)
     frame = save_frame(runs, recorded(run) / ladder.FRAME)
     storing.store_all([run], storing.describe_run(""), frame.parent)
