@@ -156,6 +156,7 @@ def test_results_are_stored_in_one_file_in_first_cells_and_in_the_readme(clone, 
     runs = [executed(clone, "00_a", new_output("execute_result", outputs)), executed(clone, "01_b_c")]
     about = storing.describe_run("")
     storing.store_all(runs, about, recorded(*runs))
+    assert (clone / "guide/claims.md").read_text().startswith("# Published claims\n")
     stored = json.loads((clone / "results.json").read_text())
     assert stored.items() >= about.items()
     assert list(stored["notebooks"]) == ["00_a", "01_b_c"]
