@@ -137,7 +137,7 @@ def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone, reco
     runs[0].node.metadata["language_info"] = {"version": "3.99"}
     about = storing.describe_run("")
     storing.store_all(runs, about, recorded(*runs))
-    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "results.json"]
+    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "guide/claims.md", "results.json"]
     first, second = (json.loads(contents(clone)[f"{name}.ipynb"]) for name in ("00_a", "01_b"))
     assert first["metadata"]["labkit"] == second["metadata"]["labkit"] == {**about, "seconds": 1}
     assert first["metadata"]["language_info"] == {"version": "3.99"}
