@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit import course
@@ -44,11 +45,11 @@ if __name__ == "__main__":
 
 
 @cache
-def do_this(stem: str) -> str:
-    """The code that a notebook tells its readers to paste."""
+def do_this(stem: str, block: int = 0) -> str:
+    """The code that a notebook tells its readers to paste: the block of this number."""
     told = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4).cells[0].source
     told = told.partition("**Do this.**")[2].partition("**Not if.**")[0]
-    return re.search(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[1]
+    return re.findall(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[block]
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -58,10 +59,10 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def pasted(stem: str, **given) -> dict:
+def pasted(stem: str, *, block: int = 0, **given) -> dict:
     """The names that the block defines, run here."""
     names = dict(given)
-    exec(compile(do_this(stem), stem, "exec"), names)  # noqa: S102
+    exec(compile(do_this(stem, block), stem, "exec"), names)  # noqa: S102
     return names
 
 
@@ -145,20 +146,40 @@ class Loader:
 class TestStopwatches:
     """00, 01, 12 and 14: what they report is what the clock says."""
 
+    @pytest.mark.parametrize("n_batches", [3, 20])
+    def test_an_epoch_of_kept_batches_is_as_long_and_loads_nothing(self, n_batches):
+        loader = DataLoader(torch.arange(2 * n_batches), batch_size=2)
+        free = pasted("00_measure", loader=loader)["loader"]
+        assert len(free) == n_batches
+        assert [batch.tolist() for batch in free[:3]] == [[0, 1], [2, 3], [4, 5]]
+        assert len({id(batch) for batch in free}) == min(n_batches, 8)
+
     def test_the_rate_leaves_out_the_start(self, monkeypatch, capsys):
         clock = Clock(monkeypatch)
         old, new = (
             Loader(lambda first_s=first_s, s=s: clock.loader(first_s, s, 120)) for first_s, s in ((9, 1), (77, 0.25))
         )
-        names = pasted("00_measure", old=old, new=new)
-        assert capsys.readouterr().out == f"{[4.0] * 7}\n"
+        names = pasted("00_measure", block=1, old=old, new=new)
+        assert capsys.readouterr().out == f"{[4.0] * 8}\n"
         assert names["rate"](new) == 32
+
+    def test_a_comparison_warms_up_and_each_loader_is_first_in_every_second_pair(self, monkeypatch, capsys):
+        clock, order = Clock(monkeypatch), []
+
+        def batches(name):
+            order.append(name)
+            is_first_pass, is_second_of_pair = order.count(name) == 1, len(order) % 2 == 0
+            return clock.loader(1, 50 if is_first_pass else 2 if is_second_of_pair else 1, 120)
+
+        pasted("00_measure", block=1, **{name: Loader(partial(batches, name)) for name in ("old", "new")})
+        assert order[2:] == ["old", "new", "new", "old"] * 4
+        assert capsys.readouterr().out == f"{[0.5] * 4 + [2.0] * 4}\n"
 
     def test_a_short_epoch_gives_no_rate(self, monkeypatch):
         clock = Clock(monkeypatch)
         short = Loader(lambda: clock.loader(1, 1, 119))
-        with pytest.raises((StopIteration, RuntimeError)):
-            pasted("00_measure", old=short, new=short)
+        with pytest.raises(ValueError, match=r"short epoch: load ConcatDataset\(\[dataset\] \* 10\)"):
+            pasted("00_measure", block=1, old=short, new=short)
 
     def test_the_wait_is_what_the_loader_takes(self, monkeypatch, capsys):
         clock = Clock(monkeypatch)
