@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, default_collate
+from torchvision.datasets import ImageFolder
 
 import labkit as lk
 from labkit import course
@@ -44,11 +46,11 @@ if __name__ == "__main__":
 
 
 @cache
-def do_this(stem: str) -> str:
-    """The code that a notebook tells its readers to paste."""
+def do_this(stem: str, block: int = 0) -> str:
+    """The code that a notebook tells its readers to paste: the block of this number."""
     told = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4).cells[0].source
     told = told.partition("**Do this.**")[2].partition("**Not if.**")[0]
-    return re.search(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[1]
+    return re.findall(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[block]
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -58,10 +60,10 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def pasted(stem: str, **given) -> dict:
+def pasted(stem: str, *, block: int = 0, **given) -> dict:
     """The names that the block defines, run here."""
     names = dict(given)
-    exec(compile(do_this(stem), stem, "exec"), names)  # noqa: S102
+    exec(compile(do_this(stem, block), stem, "exec"), names)  # noqa: S102
     return names
 
 
@@ -145,20 +147,40 @@ class Loader:
 class TestStopwatches:
     """00, 01, 12 and 14: what they report is what the clock says."""
 
+    @pytest.mark.parametrize("n_batches", [3, 20])
+    def test_an_epoch_of_kept_batches_is_as_long_and_loads_nothing(self, n_batches):
+        loader = DataLoader(torch.arange(2 * n_batches), batch_size=2)
+        free = pasted("00_measure", loader=loader)["loader"]
+        assert len(free) == n_batches
+        assert [batch.tolist() for batch in free[:3]] == [[0, 1], [2, 3], [4, 5]]
+        assert len({id(batch) for batch in free}) == min(n_batches, 8)
+
     def test_the_rate_leaves_out_the_start(self, monkeypatch, capsys):
         clock = Clock(monkeypatch)
         old, new = (
             Loader(lambda first_s=first_s, s=s: clock.loader(first_s, s, 120)) for first_s, s in ((9, 1), (77, 0.25))
         )
-        names = pasted("00_measure", old=old, new=new)
-        assert capsys.readouterr().out == f"{[4.0] * 7}\n"
+        names = pasted("00_measure", block=1, old=old, new=new)
+        assert capsys.readouterr().out == f"{[4.0] * 8}\n"
         assert names["rate"](new) == 32
+
+    def test_a_comparison_warms_up_and_each_loader_is_first_in_every_second_pair(self, monkeypatch, capsys):
+        clock, order = Clock(monkeypatch), []
+
+        def batches(name):
+            order.append(name)
+            is_first_pass, is_second_of_pair = order.count(name) == 1, len(order) % 2 == 0
+            return clock.loader(1, 50 if is_first_pass else 2 if is_second_of_pair else 1, 120)
+
+        pasted("00_measure", block=1, **{name: Loader(partial(batches, name)) for name in ("old", "new")})
+        assert order[2:] == ["old", "new", "new", "old"] * 4
+        assert capsys.readouterr().out == f"{[0.5] * 4 + [2.0] * 4}\n"
 
     def test_a_short_epoch_gives_no_rate(self, monkeypatch):
         clock = Clock(monkeypatch)
         short = Loader(lambda: clock.loader(1, 1, 119))
-        with pytest.raises((StopIteration, RuntimeError)):
-            pasted("00_measure", old=short, new=short)
+        with pytest.raises(ValueError, match=r"short epoch: load ConcatDataset\(\[dataset\] \* 10\)"):
+            pasted("00_measure", block=1, old=short, new=short)
 
     def test_the_wait_is_what_the_loader_takes(self, monkeypatch, capsys):
         clock = Clock(monkeypatch)
@@ -175,17 +197,38 @@ class TestStopwatches:
         pasted("14_claims", old=one, new=one)
         assert capsys.readouterr().out == "4.00 times as fast, from 1.00 to 7.00\n"
 
-    def test_each_stage_sums_its_seconds(self, monkeypatch):
+    def test_each_stage_and_the_rest_are_told_and_the_first_pass_is_not(self, photos, monkeypatch, capsys):
+        """A photo takes 1 s to read, 5 to convert, 3 to change and 1 to look up; the first pass, 100 s more."""
         clock, n_threads = Clock(monkeypatch), torch.get_num_threads()
+        monkeypatch.chdir(photos)
+        n_photos = len(ImageFolder("photos"))
+        looked_up = []
+
+        def taking(duration_s, function):
+            def call(*args, **kwargs):
+                clock.now_s += duration_s
+                return function(*args, **kwargs)
+
+            return call
+
+        def look_up(dataset, index, own=ImageFolder.__getitem__):
+            looked_up.append(index)
+            clock.now_s += 1 if len(looked_up) > n_photos else 101
+            return own(dataset, index)
+
+        monkeypatch.setattr(Path, "read_bytes", taking(1, Path.read_bytes))
+        monkeypatch.setattr(Image.Image, "convert", taking(5, Image.Image.convert))
+        monkeypatch.setattr(torch.utils.data, "default_collate", taking(n_photos * 10, default_collate))
+        monkeypatch.setattr(ImageFolder, "__getitem__", look_up)
         try:
-            names = pasted("01_naive_pil")
+            names = pasted("01_naive_pil", transform=taking(3, lambda image: torch.zeros(1)))
             assert torch.get_num_threads() == 1
         finally:
             torch.set_num_threads(n_threads)
-        for stage, s in [("decode", 2), ("crop", 1), ("decode", 3)]:
-            with names["watch"](stage):
-                clock.now_s += s
-        assert names["seconds"] == {"decode": 5, "crop": 1}
+        assert len(looked_up) == 2 * n_photos
+        told = {"read": "5%", "decode": "25%", "transform": "15%", "collate": "50%", "rest": "5%"}
+        assert capsys.readouterr().out == f"{told}\n"
+        assert names["seconds"]["decode"] == 5 * n_photos
 
 
 class TestDecoding:
@@ -502,7 +545,8 @@ class TestIndexedTar:
 
     BEFORE = """
 import json
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+from torchvision.datasets import ImageFolder
 """
     AFTER = """
 class Files:
