@@ -52,7 +52,7 @@ that the notebooks describe{% endif %}. Speed-ups are means of paired rounds; br
 <h2>The ladder</h2>
 <p>From the loader of the first tutorial to the fast path. Each rung keeps what the rungs before it changed, and all
 were timed in one run. The numbers are the median rate, and the speed-up over the first rung.
-{% if not own_ladder %}This is the stored run; yours replaces it when notebook 11b has ended.{% endif %}</p>
+{% if not own_ladder %}This is the stored run; yours replaces it when notebook 11 has ended.{% endif %}</p>
 {% for picture, story in ladders %}
 <p class="wide"><img alt="Images per second of every rung, and the limits"
 src="data:image/png;base64,{{ picture }}"></p>
