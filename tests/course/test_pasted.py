@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import tracemalloc
 from functools import cache, partial
 from pathlib import Path
 
