@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import tracemalloc
 from functools import cache, partial
 from pathlib import Path
 
@@ -280,6 +279,27 @@ class TestDecoding:
             pasted("11_prepare_once")["prepare"](source, tmp_path / "small.jpg")
         assert not (tmp_path / "small.jpg").exists()
 
+    def test_a_folder_is_prepared_once(self, tmp_path):
+        names = [f"{class_name}/{name}" for class_name in ("a", "deep/é") for name in ("b.jpg", " c.png")]
+        for number, name in enumerate(names):
+            (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.full((400, 300 + number, 3), 50 * number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name)
+        prepare_folder = pasted("11_prepare_once")["prepare_folder"]
+        prepare_folder(tmp_path / "photos", tmp_path / "small")
+        made = {name: tmp_path / "small" / name for name in names}
+        assert {path for path in (tmp_path / "small").rglob("*") if path.is_file()} == set(made.values())
+        for number, path in enumerate(made.values()):
+            pixels = np.asarray(Image.open(path)).astype(int)
+            assert min(pixels.shape[:2]) == 256
+            assert np.abs(pixels - 50 * number).max() < 3
+        gone, *kept = made.values()
+        gone.unlink()  # as after an interrupt
+        times = [path.stat().st_mtime_ns for path in kept]
+        prepare_folder(str(tmp_path / "photos"), str(tmp_path / "small"))
+        assert gone.is_file()
+        assert [path.stat().st_mtime_ns for path in kept] == times
+
     def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
         (tmp_path / "photos").symlink_to(photos / "train")
         monkeypatch.chdir(tmp_path)
@@ -289,13 +309,19 @@ class TestDecoding:
             assert np.abs(image.astype(int) - upright(path)).mean() < 1, path.name
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
-    def test_restart_markers_change_no_pixel(self, photos, monkeypatch, tmp_path):
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray", "progressive"])
+    @pytest.mark.parametrize("width", [512, 500, 333, 300, 31])
+    def test_restart_markers_change_no_pixel_and_crops_can_be_cut_out(self, monkeypatch, tmp_path, subsampling, width):
         monkeypatch.chdir(tmp_path)
-        shutil.copy(next((photos / "photos").rglob("*.jpg")), "photo.jpg")
+        pixels = np.random.default_rng(0).integers(0, 256, (200, width, 3), np.uint8)
+        options = {"gray": {}, "progressive": {"progressive": True}}.get(subsampling, {"subsampling": subsampling})
+        mode = "L" if subsampling == "gray" else "RGB"
+        Image.fromarray(pixels).convert(mode).save("photo.jpg", quality=90, **options)
         pasted("11b_crop_by_bytes")
         assert np.array_equal(upright("tiled.jpg"), upright("photo.jpg"))
         data = Path("tiled.jpg").read_bytes()
         assert all(bytes([0xFF, 0xD0 + number]) in data for number in range(8))
+        assert len(lk.cut_jpeg(data, (100, 10, 20, 10))[0]) < len(data) / 2
 
 
 class TestColorsOnTheGPU:
@@ -573,80 +599,6 @@ if __name__ == "__main__":
         expected = sorted([*([str(n), chr(65 + n) * n] for n in range(20)), ["é.png", "not ASCII"]])
         epochs = run_script(tmp_path, self.BEFORE, do_this(self.STEM), self.AFTER, start_method=start_method)
         assert epochs == [expected] * 4
-
-
-class TestRawPixels:
-    """11b: pixels of one photo at a time go to disk, and whatever process opens them finds each again."""
-
-    STEM = "11_prepare_once"
-    SHAPES = ((3, 5, 3), (1, 1, 3), (100, 200, 3), (4, 4, 3))
-
-    def photos(self):
-        return [
-            np.random.default_rng(number).integers(0, 256, shape, np.uint8) for number, shape in enumerate(self.SHAPES)
-        ]
-
-    def test_each_photo_is_found_again_as_a_view(self, tmp_path):
-        names = pasted(self.STEM)
-        turned = [photo.swapaxes(0, 1) for photo in self.photos()]  # not contiguous
-        names["pack"](iter(turned), str(tmp_path / "pixels"))
-        found = names["Pixels"](str(tmp_path / "pixels"))
-        assert all(np.array_equal(found[number], photo) for number, photo in enumerate(turned))
-        assert np.shares_memory(found[2], found.memory)
-        assert len(list(found)) == len(turned)
-
-    def test_one_photo_is_in_memory_at_a_time(self, tmp_path):
-        pack, mb = pasted(self.STEM)["pack"], 2**20
-        tracemalloc.start()
-        try:
-            pack((np.full((1024, 1024, 1), number, np.uint8) for number in range(20)), str(tmp_path / "pixels"))
-            assert tracemalloc.get_traced_memory()[1] < 5 * mb
-        finally:
-            tracemalloc.stop()
-
-    def test_what_was_interrupted_has_no_name(self, tmp_path):
-        names = pasted(self.STEM)
-
-        def interrupted():
-            yield from self.photos()
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            names["pack"](interrupted(), str(tmp_path / "pixels"))
-        assert not (tmp_path / "pixels").exists()
-        with pytest.raises(FileNotFoundError):
-            names["Pixels"](str(tmp_path / "pixels"))
-        with pytest.raises(FileExistsError):
-            names["pack"](self.photos(), str(tmp_path / "pixels"))
-
-    def test_floats_are_refused(self, tmp_path):
-        with pytest.raises(AssertionError):
-            pasted(self.STEM)["pack"]([np.zeros((2, 2, 3))], str(tmp_path / "pixels"))
-
-    AFTER = """
-import json, pickle, torch
-class Photos:
-    def __init__(self):
-        self.photos = Pixels("pixels")
-    def __len__(self):
-        return 4
-    def __getitem__(self, number):
-        return number, int(self.photos[number].sum())
-
-if __name__ == "__main__":
-    photos, epochs = Photos(), []
-    for num_workers in (0, 2):
-        loader = torch.utils.data.DataLoader(photos, 2, shuffle=True, num_workers=num_workers)
-        epochs += [sorted(zip(*(torch.cat(part).tolist() for part in zip(*loader)))) for epoch in range(2)]
-    print(json.dumps([epochs, len(pickle.dumps(photos))]))
-"""
-
-    @pytest.mark.parametrize("start_method", START_METHODS)
-    def test_another_process_and_its_workers_find_them(self, tmp_path, start_method):
-        pasted(self.STEM)["pack"](self.photos(), str(tmp_path / "pixels"))
-        epochs, pickled = run_script(tmp_path, do_this(self.STEM), self.AFTER, start_method=start_method)
-        assert epochs == [[[number, int(photo.sum())] for number, photo in enumerate(self.photos())]] * 4
-        assert pickled < 1000  # bytes, however large the pixels are
 
 
 CORES = """
