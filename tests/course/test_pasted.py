@@ -160,14 +160,16 @@ class TestStopwatches:
         with pytest.raises((StopIteration, RuntimeError)):
             pasted("00_measure", old=short, new=short)
 
-    def test_the_wait_is_what_the_loader_takes(self, monkeypatch, capsys):
-        clock = Clock(monkeypatch)
+    def test_the_wait_leaves_out_the_start(self, monkeypatch, capsys):
+        clock, trained = Clock(monkeypatch), []
 
         def train_step(batch):
+            trained.append(batch)
             clock.now_s += 1
 
-        pasted("12_find_the_stall", loader=Loader(lambda: clock.loader(3, 3, 10)), train_step=train_step)
+        pasted("12_find_the_stall", loader=Loader(lambda: clock.loader(99, 3, 120)), train_step=train_step)
         assert capsys.readouterr().out == "waiting for data: 75%\n"
+        assert len(trained) == 120
 
     def test_a_claim_is_judged_by_all_ratios(self, monkeypatch, capsys):
         clock, took = Clock(monkeypatch), iter([6, 2, 4, 2, 8, 2, 2, 2, 10, 2, 12, 2, 14, 2])
