@@ -219,6 +219,20 @@ class TestDecoding:
         for path, size in expected.items():
             assert sizes[Path("photos", "class", path.name)] == size, path.name
 
+    def test_a_file_without_a_size_is_named(self, photos, monkeypatch, tmp_path, capsys):
+        (tmp_path / "photos").mkdir()
+        shutil.copy(next((photos / "photos").rglob("*.jpg")), tmp_path / "photos" / "whole.jpg")
+        data = (tmp_path / "photos" / "whole.jpg").read_bytes()
+        broken = {"cut.jpg": data[:20], "empty.jpeg": b"", os.fsdecode(b"\xff.png"): b"no picture"}
+        for name, content in broken.items():
+            (tmp_path / "photos" / name).write_bytes(content)
+        monkeypatch.chdir(tmp_path)
+        assert list(pasted("10_image_sizes")["sizes"]) == [Path("photos", "whole.jpg")]
+        told = capsys.readouterr().out.splitlines()
+        assert len(told) == len(broken)
+        for name in broken:
+            assert any(ascii(str(Path("photos", name))) in line for line in told), name
+
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
         prepare = pasted("11_prepare_once")["prepare"]
         for path in odd_files(photos):
