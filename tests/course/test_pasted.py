@@ -424,7 +424,7 @@ if __name__ == "__main__":
         assert together == expected
         assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
         assert len({json.dumps(epoch) for epoch in epochs}) == 3  # shuffled
-        assert took_s < 40 * 0.5 / 2, "one after the other, they would take twice as long"
+        assert took_s < 40 * 0.5, "one after the other, they take at least this long"
 
 
 class TestPrefetch:
