@@ -29,12 +29,13 @@ from labkit.util.machine import install_command
 
 
 @contextmanager
-def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterator[str]:
+def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0, bandwidth_mb_per_s: float = 0.0) -> Iterator[str]:
     """Serve the files of a folder on the loopback interface, with listings and range requests.
 
     Args:
         root: The folder.
         latency_ms: Wait before each answer, to imitate a distant server.
+        bandwidth_mb_per_s: What each connection gets, in 1e6 bytes, as object storage limits it. Default: no limit.
 
     Yields:
         The URL, `http://127.0.0.1:<port>/`. The server ends with the block.
@@ -46,7 +47,7 @@ def serve_folder(root: str | os.PathLike, *, latency_ms: float = 0.0) -> Iterato
     """
     if not os.path.isdir(root):
         raise MissingFileError(f"{root} is not a folder")
-    with _server_process("folder", os.path.abspath(root), str(latency_ms)) as port:
+    with _server_process("folder", os.path.abspath(root), str(latency_ms), str(bandwidth_mb_per_s)) as port:
         yield f"http://127.0.0.1:{port}/"
 
 
@@ -107,7 +108,7 @@ def _server_process(*arguments: str) -> Iterator[int]:
             process.kill()  # closing its input may not end it: a forked worker may hold a copy of the pipe
 
 
-def _serve_folder(root: str, latency_ms: str) -> None:
+def _serve_folder(root: str, latency_ms: str, bandwidth_mb_per_s: str) -> None:
     from aiohttp import web
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -117,13 +118,42 @@ def _serve_folder(root: str, latency_ms: str) -> None:
         if ".." in key.split("/") or not os.path.exists(path):
             return web.Response(status=404)
         if not os.path.isdir(path):
-            return web.FileResponse(path)
+            bytes_per_s = float(bandwidth_mb_per_s) * 1e6
+            return await _sent_slowly(request, path, bytes_per_s) if bytes_per_s else web.FileResponse(path)
         names = sorted(name + "/" * os.path.isdir(os.path.join(path, name)) for name in os.listdir(path))
         links = (quote(key_from_name(name), errors="surrogateescape") for name in names)
         items = "".join(f'<li><a href="{link}">file</a></li>' for link in links)
         return web.Response(text=f"<ul>{items}</ul>", content_type="text/html")
 
     _run(answer)
+
+
+_PIECE_BYTES = 1 << 16
+
+
+async def _sent_slowly(request: Any, path: str, bytes_per_s: float) -> Any:
+    """The file, or the range of it that is asked for, at no more bytes a second than this."""
+    from aiohttp import web
+
+    size, asked, clock = os.path.getsize(path), request.http_range, asyncio.get_running_loop().time
+    is_part = asked.start is not None
+    first, end, _ = asked.indices(size)
+    response = web.StreamResponse(status=206 if is_part else 200, headers={"Accept-Ranges": "bytes"})
+    if is_part:
+        response.headers["Content-Range"] = f"bytes {first}-{end - 1}/{size}"
+    response.content_length = end - first
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    begun_s = clock()
+    with open(path, "rb") as file:
+        file.seek(first)
+        for at in range(first, end, _PIECE_BYTES):
+            piece = file.read(min(_PIECE_BYTES, end - at))
+            # the last byte of a piece has come when the connection could have brought it
+            await asyncio.sleep(begun_s + (at + len(piece) - first) / bytes_per_s - clock())
+            await response.write(piece)
+    return response
 
 
 _LIST_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

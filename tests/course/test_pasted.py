@@ -394,7 +394,7 @@ class TestShardOrder:
 
     BEFORE = """
 import json, pathlib
-urls = sorted(map(str, pathlib.Path("shards").iterdir()))
+urls, n_samples = sorted(map(str, pathlib.Path("shards").iterdir())), 36
 def transform(image):
     return image[:, :1, :1]
 """
@@ -427,6 +427,34 @@ if __name__ == "__main__":
         block = do_this("08b_shard_order").replace("shuffle(5000)", "shuffle(1)")
         self.check(tmp_path, replaced(block, ("num_workers=8", f"num_workers={num_workers}")), start_method)
 
+    BATCHES = """
+if __name__ == "__main__":
+    print(json.dumps([[numbers.tolist() for _, numbers in loader] for _ in range(2)]))
+"""
+
+    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
+    def test_ranks_with_unequal_shards_make_as_many_batches(self, tmp_path, start_method):
+        """Two ranks of two workers: one has 4 shards of 6 samples, the other 3 shards of 4."""
+        (tmp_path / "shards").mkdir()
+        photo, owned = encode_image(Image.new("RGB", (8, 8)), "JPEG"), ([], [])
+        for shard, rank in enumerate([0, 1, 0, 1, 0, 1, 0]):
+            numbers = [shard * 10 + n for n in range((6, 4)[rank])]
+            owned[rank].extend(numbers)
+            files = {f"{n}.{kind}": data for n in numbers for kind, data in (("jpg", photo), ("cls", b"%d" % n))}
+            make_tar(tmp_path / "shards" / f"{shard}.tar", files)
+        block = replaced(
+            do_this("08b_shard_order"), ("batch_size = 64", "batch_size = 3"), ("num_workers=8", "num_workers=2")
+        )
+        for rank in (0, 1):
+            environment = {"RANK": str(rank), "WORLD_SIZE": "2"}
+            parts = self.BEFORE, block, self.BATCHES
+            epochs = run_script(tmp_path, *parts, start_method=start_method, environment=environment)
+            assert list(map(len, epochs)) == [6, 6]
+            assert {number for batches in epochs for batch in batches for number in batch} <= set(owned[rank])
+            for batches in epochs if rank == 0 else ():
+                assert len({number for batch in batches for number in batch}) == sum(map(len, batches))  # no repeats
+            assert epochs[0] != epochs[1]
+
     @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2)])
     def test_so_do_those_of_object_storage(self, tmp_path, num_workers, start_method):
         """Whose command is one that reads a file, here."""
@@ -447,10 +475,41 @@ if __name__ == "__main__":
         )  # fmt: skip
         self.check(tmp_path, block, start_method, "shard-{:06}.tar", RANK="0", WORLD_SIZE="1")
 
-    def test_single_objects_come_in_the_order_of_the_batch(self):
-        fetch = pasted("08_shard_formats", transform=None)["__getitems__"]
-        objects = type("Objects", (), {"read": lambda self, i: b"%d" % i, "decode": lambda self, data: int(data)})()
-        assert fetch(objects, [5, 3, 200, 3]) == [5, 3, 200, 3]
+    OBJECTS = """
+import time
+
+def load(key, data):
+    return key, int(data)
+
+def seen(keys, *, shuffle=True, **options):
+    loader = torch.utils.data.DataLoader(Objects(keys, load), shuffle=shuffle, **options)
+    return [[key, number] for names, numbers in loader for key, number in zip(names, numbers.tolist())]
+
+if __name__ == "__main__":
+    keys = [f"bucket/é {n}.txt" for n in range(40)]
+    start = time.perf_counter()
+    together = seen(keys, shuffle=False, batch_size=40)
+    took_s = time.perf_counter() - start
+    epochs = [seen(keys, batch_size=20, num_workers=n) for n in (2, 0, 2)]
+    print(json.dumps([took_s, together, *epochs]))
+"""
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_single_objects_are_asked_for_together_in_each_worker(self, tmp_path, start_method):
+        pytest.importorskip("s3fs")
+        (tmp_path / "bucket").mkdir()
+        for n in range(40):
+            (tmp_path / "bucket" / f"é {n}.txt").write_text(str(n))
+        parts = self.BEFORE.replace('"shards"', '"."'), do_this("08_shard_formats"), self.OBJECTS
+        with course.serve_s3({"bucket": tmp_path / "bucket"}, latency_ms=500) as options:
+            client = {f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()}
+            found = run_script(tmp_path, *parts, start_method=start_method, environment=client)
+        took_s, together, *epochs = found
+        expected = [[f"bucket/é {n}.txt", n] for n in range(40)]
+        assert together == expected
+        assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
+        assert len({json.dumps(epoch) for epoch in epochs}) == 3  # shuffled
+        assert took_s < 40 * 0.5, "one after the other, they take at least this long"
 
 
 class TestPrefetch:

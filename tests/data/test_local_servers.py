@@ -73,6 +73,29 @@ def test_servers_wait_before_each_answer(folder, url):
     assert not listens(options["endpoint_url"])
 
 
+@pytest.mark.parametrize("asked", ["", "bytes=0-", "bytes=700-80000", "bytes=-9", "bytes=100000-100000"])
+def test_a_server_of_limited_bandwidth_sends_the_same_bytes(tmp_path, asked):
+    content = bytes(range(256)) * 1000
+    (tmp_path / "a.bin").write_bytes(content)
+    told = {"Range": asked} if asked else {}
+    with serve_folder(tmp_path) as fast, serve_folder(tmp_path, bandwidth_mb_per_s=100) as slow:
+        one, other = (urllib3.request("GET", url + "a.bin", headers=told) for url in (fast, slow))
+    assert (one.status, one.data) == (other.status, other.data)
+    assert one.headers.get("Content-Range") == other.headers.get("Content-Range")
+    assert other.data in content
+
+
+def test_a_connection_gets_no_more_bytes_than_its_bandwidth(tmp_path):
+    (tmp_path / "a.bin").write_bytes(bytes(1_000_000))
+    with serve_folder(tmp_path, bandwidth_mb_per_s=4) as url:
+        start = time.perf_counter()
+        assert len(urllib3.request("GET", url + "a.bin").data) == 1_000_000
+        assert time.perf_counter() - start >= 0.25
+        with connect(url) as connection:  # one that asks for nothing but the size
+            connection.sendall(b"HEAD /a.bin HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert b"Content-Length: 1000000" in b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def test_a_server_ends_with_its_block_though_a_worker_lives(folder):
     """A forked worker has a copy of the server's pipe."""
     with pytest.raises(ZeroDivisionError), serve_folder(folder) as url:  # noqa: PT012
