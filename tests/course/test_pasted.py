@@ -107,6 +107,11 @@ def upright(path: Path) -> np.ndarray:
 IN_PILLOW_ALONE = ("16-bit", "as text")
 
 
+def resized(image: np.ndarray, side: int) -> np.ndarray:
+    with Image.fromarray(image) as whole:
+        return np.asarray(whole.resize((side, side), Image.Resampling.BILINEAR)).astype(int)
+
+
 def odd_files(folder: Path) -> list[Path]:
     return [
         path
@@ -237,13 +242,29 @@ class TestDecoding:
             pasted("11_prepare_once")["prepare"](source, tmp_path / "small.jpg")
         assert not (tmp_path / "small.jpg").exists()
 
-    def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
+    @pytest.mark.parametrize("box", [None, (0.1, 0.3, 0.45, 0.5)], ids=["the whole photo", "a part"])
+    def test_a_scaled_crop_is_that_of_the_decoded_photo(self, photos, monkeypatch, tmp_path, box):
+        """13: of a file of any kind, and of a large photo, which is decoded smaller."""
+        Image.open(next((photos / "photos").rglob("*.jpg"))).resize((2000, 1500)).save(tmp_path / "large.jpg")
         (tmp_path / "photos").symlink_to(photos / "train")
         monkeypatch.chdir(tmp_path)
-        decode = pasted("13_peers")["decode"]
-        for path in (path for path in odd_files(photos) if path.suffix != ".webp"):  # which torchvision never turns
-            image = decode(str(path)).permute(1, 2, 0).numpy()
-            assert np.abs(image.astype(int) - upright(path)).mean() < 1, path.name
+        names = pasted("13_peers")
+        for path in [*odd_files(photos), tmp_path / "large.jpg"]:
+            with Image.open(path) as stored:
+                x, y, width, height = (  # of the pixels as they are stored
+                    round(share * side) for share, side in zip(box or (0, 0, 1, 1), 2 * stored.size, strict=True)
+                )
+                rgb = stored.convert("RGB").crop((x, y, x + width, y + height)).resize((64, 64), 2)
+                rgb.info, seen = stored.info, []
+                expected = np.asarray(ImageOps.exif_transpose(rgb)).astype(int)
+            draw = lambda photo, scale, ratio, drawn=(y, x, height, width): drawn  # noqa: E731
+            monkeypatch.setattr(names["RandomResizedCrop"], "get_params", staticmethod(draw))
+            photo = Image.open(path)
+            found = np.asarray(names["scaled_crop"](photo, 64)).astype(int)
+            seen.append(photo.size)
+            assert np.abs(found - expected).mean() < 4, path.name
+            assert box is not None or np.abs(found - resized(upright(path), 64)).mean() < 4, path.name
+        assert seen[-1][0] <= 1000  # the large one, of 2000 pixels
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
     def test_restart_markers_change_no_pixel(self, photos, monkeypatch, tmp_path):
