@@ -626,6 +626,27 @@ if __name__ == "__main__":
         assert pickled < 1000  # bytes, however large the pixels are
 
 
+EPOCHS = """
+if __name__ == "__main__":
+    import json
+    shapes = [[list(images.shape), str(images.dtype), len(labels)] for _ in range(2) for images, labels in loader]
+    print(json.dumps([shapes, len(photos)]))
+"""
+
+
+@pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("forkserver", 2), ("spawn", 2)])
+def test_a_loader_of_scaled_crops_reads_files_of_all_kinds(photos, tmp_path, start_method, num_workers):
+    """13."""
+    (tmp_path / "photos").symlink_to(photos / "train")
+    block = replaced(
+        do_this("13_peers"), ("num_workers=max(1, cores)", f"num_workers={num_workers}"), ("photos, 64,", "photos, 4,"),
+        ("persistent_workers=True", f"persistent_workers={num_workers > 0}"),
+    )  # fmt: skip
+    shapes, n_photos = run_script(tmp_path, block, EPOCHS, start_method=start_method)
+    assert sum(n for *_, n in shapes) == 2 * n_photos
+    assert all(shape == [n, 3, 224, 224] and dtype == "torch.uint8" for shape, dtype, n in shapes)
+
+
 CORES = """
 if __name__ == "__main__":
     import json, labkit as lk
