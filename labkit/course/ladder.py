@@ -118,17 +118,23 @@ def ladder_limits(store: Store) -> dict[str, Callable[[], Any]]:
     return {"decoding whole JPEGs, limit": lambda: decode_limit(store)}
 
 
-def same_crops(store: Store, small: Store, pixels: PixelStore) -> pd.Series:
-    """How far the middle of each photo, resized to 256 and cropped to 224, differs between the ladder's ways.
+def same_crops(store: Store, small: Store, pixels: PixelStore, n_photos: int = 32) -> pd.Series:
+    """How far the middle of a photo, resized to 256 and cropped to 224, differs between the ladder's ways.
+
+    Random crops cannot be compared, since each way draws its own.
+
+    Args:
+        store, small, pixels: As for `ladder_loaders`.
+        n_photos: That are compared, at most.
 
     Returns:
         By way, the mean difference from PIL's values, in levels of 0 to 255.
     """
     middle = [v2.Resize(256, antialias=True), v2.CenterCrop(224)]
     by_pil = PILDataset(store, transform=transforms.Compose([*middle, transforms.PILToTensor()]))
-    truth = torch.stack([by_pil[number][0] for number in range(len(by_pil))]).int()
+    truth = torch.stack([by_pil[number][0] for number in range(min(n_photos, len(by_pil)))]).int()
     tensors = ImageDataset(store, transform=v2.Compose(middle))
-    ways = {TENSORS: torch.stack([tensors[number][0] for number in range(len(tensors))])}
+    ways = {TENSORS: torch.stack([tensors[number][0] for number in range(len(truth))])}
     sources = {THREADS: (store, True), SMALL: (small, True), PIXELS: (pixels, True), QUICK: (pixels, False)}
     for name, (source, antialias) in sources.items():
         loader = BatchLoader(source, size=224, train=False, batch_size=len(truth), antialias=antialias)

@@ -171,7 +171,7 @@ def plan(
     rate = require_positive("images_per_s", images_per_s)
     if cpu_ms_per_image is None and "cpu_ms_per_image" not in seen:
         raise ArgumentError(
-            "cpu_ms_per_image is not known: enter the milliseconds of a core that an image takes; notebook 15 measures "
+            "cpu_ms_per_image is not known: enter the milliseconds of a core that an image takes; notebook 14 measures "
             "them, and so does lk.diagnose(loader, step) of a DataLoader"
         )
     image_ms = cpu_ms_per_image or seen["cpu_ms_per_image"]

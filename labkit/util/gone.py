@@ -14,7 +14,7 @@ _CROPS = "time it with lk.compare, over lk.BatchLoader(crops=...) and a loader o
 
 # As it is written, names of peers in lower case -> what to use instead.
 GONE = {
-    "labkit plan": "notebook 15 does its arithmetic by hand, and `lk.plan` does it in Python",
+    "labkit plan": "notebook 14 does its arithmetic by hand, and `lk.plan` does it in Python",
     "labkit reference": "on a machine with a CUDA device, the notebooks run on it: `python -m labkit tour --store`",
     "labkit watch --trace": "export a trace for Perfetto by torch.profiler: prof.export_chrome_trace(path)",
     "labkit peers --only torchcodec": _DECODERS,

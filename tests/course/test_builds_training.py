@@ -1,4 +1,4 @@
-"""Exercises of notebooks 12, 13 and 15: the folded answers are right, and each classic mistake is told by name."""
+"""Exercises of notebooks 12, 13 and 14: the folded answers are right, and each classic mistake is told by name."""
 
 import math
 import re
@@ -29,7 +29,7 @@ def folded(number):
 
 
 @pytest.mark.parametrize(
-    ("number", "judge"), [("12.1", "mended_loader"), ("13.1", "peer_adapter"), ("15.1", "training_plan")]
+    ("number", "judge"), [("12.1", "mended_loader"), ("13.1", "peer_adapter"), ("14.1", "training_plan")]
 )
 def test_the_folded_answer_is_right_and_none_says_nothing(said, number, judge):
     assert said(folded(number), getattr(course, judge)) == "right\n"

@@ -1,6 +1,7 @@
-"""Notebook 15's job script and data loading, as pasted: each rank knows its number, and all photos are read once."""
+"""Notebook 14's job script and data loading, as pasted: each rank knows its number, and all photos are read once."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -83,6 +84,13 @@ def place(tmp_path):
     (tmp_path / "job.sh").write_text(block("bash").replace("/local_nvme", str(tmp_path / "local")))
     (tmp_path / "local").mkdir()
     return tmp_path
+
+
+def test_the_job_asks_for_the_cores_that_the_text_counts():
+    [asked] = [dict(re.findall(r"--([\w-]+)=(\d+)", line)) for line in FIRST.splitlines() if "#SBATCH" in line]
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
+    [(rate, image_ms)] = re.findall(r"At ([\d,]+) images/s and (\d) ms", FIRST)
+    assert int(asked["cpus-per-task"]) == math.ceil(1.1 * int(rate.replace(",", "")) * int(image_ms) / 1e3 + 1)
 
 
 @pytest.mark.exhaustive

@@ -186,14 +186,16 @@ class TestStopwatches:
         with pytest.raises(ValueError, match=r"short epoch: load ConcatDataset\(\[dataset\] \* 10\)"):
             pasted("00_measure", block=1, old=short, new=short)
 
-    def test_the_wait_is_what_the_loader_takes(self, monkeypatch, capsys):
-        clock = Clock(monkeypatch)
+    def test_the_wait_leaves_out_the_start(self, monkeypatch, capsys):
+        clock, trained = Clock(monkeypatch), []
 
         def train_step(batch):
+            trained.append(batch)
             clock.now_s += 1
 
-        pasted("12_find_the_stall", loader=Loader(lambda: clock.loader(3, 3, 10)), train_step=train_step)
+        pasted("12_find_the_stall", loader=Loader(lambda: clock.loader(99, 3, 120)), train_step=train_step)
         assert capsys.readouterr().out == "waiting for data: 75%\n"
+        assert len(trained) == 120
 
     def test_a_claim_is_judged_by_all_ratios(self, monkeypatch, capsys):
         clock, took = Clock(monkeypatch), iter([6, 2, 4, 2, 8, 2, 2, 2, 10, 2, 12, 2, 14, 2])
@@ -263,6 +265,20 @@ class TestDecoding:
         expected = {p: upright(p).shape[1::-1] for p in odd_files(photos) if p.suffix != ".webp"}
         for path, size in expected.items():
             assert sizes[Path("photos", "class", path.name)] == size, path.name
+
+    def test_a_file_without_a_size_is_named(self, photos, monkeypatch, tmp_path, capsys):
+        (tmp_path / "photos").mkdir()
+        shutil.copy(next((photos / "photos").rglob("*.jpg")), tmp_path / "photos" / "whole.jpg")
+        data = (tmp_path / "photos" / "whole.jpg").read_bytes()
+        broken = {"cut.jpg": data[:20], "empty.jpeg": b"", os.fsdecode(b"\xff.png"): b"no picture"}
+        for name, content in broken.items():
+            (tmp_path / "photos" / name).write_bytes(content)
+        monkeypatch.chdir(tmp_path)
+        assert list(pasted("10_image_sizes")["sizes"]) == [Path("photos", "whole.jpg")]
+        told = capsys.readouterr().out.splitlines()
+        assert len(told) == len(broken)
+        for name in broken:
+            assert any(ascii(str(Path("photos", name))) in line for line in told), name
 
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
         prepare = pasted("11_prepare_once")["prepare"]
