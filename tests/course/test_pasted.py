@@ -108,6 +108,11 @@ def upright(path: Path) -> np.ndarray:
 IN_PILLOW_ALONE = ("16-bit", "as text")
 
 
+def resized(image: np.ndarray, side: int) -> np.ndarray:
+    with Image.fromarray(image) as whole:
+        return np.asarray(whole.resize((side, side), Image.Resampling.BILINEAR)).astype(int)
+
+
 def odd_files(folder: Path) -> list[Path]:
     return [
         path
@@ -316,13 +321,28 @@ class TestDecoding:
         assert gone.is_file()
         assert [path.stat().st_mtime_ns for path in kept] == times
 
-    def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
+    @pytest.mark.parametrize("box", [None, (0.1, 0.3, 0.45, 0.5)], ids=["the whole photo", "a part"])
+    def test_a_scaled_crop_is_that_of_the_decoded_photo(self, photos, monkeypatch, tmp_path, box):
+        """13: of a file of any kind, and of a large photo, which is decoded smaller."""
+        Image.open(next((photos / "photos").rglob("*.jpg"))).resize((2000, 1500)).save(tmp_path / "large.jpg")
         (tmp_path / "photos").symlink_to(photos / "train")
         monkeypatch.chdir(tmp_path)
-        decode = pasted("13_peers")["decode"]
-        for path in (path for path in odd_files(photos) if path.suffix != ".webp"):  # which torchvision never turns
-            image = decode(str(path)).permute(1, 2, 0).numpy()
-            assert np.abs(image.astype(int) - upright(path)).mean() < 1, path.name
+        names = pasted("13_peers")
+        for path in [*odd_files(photos), tmp_path / "large.jpg"]:
+            with Image.open(path) as stored:  # a box is of the pixels as they are stored
+                (w, h), shares = stored.size, box or (0, 0, 1, 1)
+                x, y, width, height = (round(share * side) for share, side in zip(shares, (w, h, w, h), strict=True))
+                part = stored.convert("RGB").crop((x, y, x + width, y + height))
+                small = part.resize((64, 64), Image.Resampling.BILINEAR)
+                small.info = stored.info
+                expected = np.asarray(ImageOps.exif_transpose(small)).astype(int)
+            draw = lambda photo, scale, ratio, drawn=(y, x, height, width): drawn  # noqa: E731
+            monkeypatch.setattr(names["RandomResizedCrop"], "get_params", staticmethod(draw))
+            photo = Image.open(path)
+            found = np.asarray(names["scaled_crop"](photo, 64)).astype(int)
+            assert np.abs(found - expected).mean() < 4, path.name
+            assert box is not None or np.abs(found - resized(upright(path), 64)).mean() < 4, path.name
+        assert photo.width <= 1000  # of the large one's 2000 pixels
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
     @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray", "progressive"])
@@ -674,6 +694,27 @@ if __name__ == "__main__":
         expected = sorted([*([str(n), chr(65 + n) * n] for n in range(20)), ["é.png", "not ASCII"]])
         epochs = run_script(tmp_path, self.BEFORE, do_this(self.STEM), self.AFTER, start_method=start_method)
         assert epochs == [expected] * 4
+
+
+EPOCHS = """
+if __name__ == "__main__":
+    import json
+    shapes = [[list(images.shape), str(images.dtype), len(labels)] for _ in range(2) for images, labels in loader]
+    print(json.dumps([shapes, len(photos)]))
+"""
+
+
+@pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("forkserver", 2), ("spawn", 2)])
+def test_a_loader_of_scaled_crops_reads_files_of_all_kinds(photos, tmp_path, start_method, num_workers):
+    """13."""
+    (tmp_path / "photos").symlink_to(photos / "train")
+    block = replaced(
+        do_this("13_peers"), ("num_workers=max(1, cores)", f"num_workers={num_workers}"), ("photos, 64,", "photos, 4,"),
+        ("persistent_workers=True", f"persistent_workers={num_workers > 0}"),
+    )  # fmt: skip
+    shapes, n_photos = run_script(tmp_path, block, EPOCHS, start_method=start_method)
+    assert sum(n for *_, n in shapes) == 2 * n_photos
+    assert all(shape == [n, 3, 224, 224] and dtype == "torch.uint8" for shape, dtype, n in shapes)
 
 
 CORES = """
