@@ -16,7 +16,7 @@ _NAMES = {
     "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],
     "course.builds_training": ["mended_loader", "peer_adapter", "training_plan"],
     "course.exercises": ["check", "own_runs"],
-    "course.ledger": ["checklist", "claims"],
+    "course.ledger": ["claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
     "course.predictions": ["predict"],
     "course.readbacks": ["count_readbacks"],

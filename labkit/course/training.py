@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -254,7 +255,7 @@ def training_table(runs: pd.DataFrame) -> pd.DataFrame:
         one's; and the ends of its 95 % interval, `ci_low` and `ci_high`.
     """
     first = str(runs["baseline"].iloc[0])
-    summary = quiet_summary(runs, first)
+    summary = with_printed_ratio(quiet_summary(runs, first), first)
     rates = summary["images_per_s"]
     trained = summary[[str(label).endswith(TRAINING) and label != STEP_ALONE for label in summary.index]]
     names = [str(label).removesuffix(TRAINING) for label in trained.index]
@@ -262,9 +263,18 @@ def training_table(runs: pd.DataFrame) -> pd.DataFrame:
         "alone": [rates[f"{name}{ALONE}"] for name in names],
         "training": trained["images_per_s"].to_numpy(),
         "waiting": (1 - trained["images_per_s"] / rates[STEP_ALONE]).clip(lower=0).to_numpy(),
-        "speedup": (trained["images_per_s"] / rates[first]).to_numpy(),
-        "ci_low": trained["ci_low"].to_numpy(), "ci_high": trained["ci_high"].to_numpy(),
+        **{name: trained[name].to_numpy() for name in ("speedup", "ci_low", "ci_high")},
     }, index=pd.Index(names, name="loader"))  # fmt: skip
+
+
+def with_printed_ratio(summary: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """A summary whose `speedup` is the ratio of the rates that are printed beside it, within its interval."""
+    ratio = summary["images_per_s"] / summary.loc[baseline, "images_per_s"]
+    low, high = (
+        summary[name].where(summary[name].isna(), ends(summary[name], ratio))
+        for name, ends in (("ci_low", np.minimum), ("ci_high", np.maximum))
+    )
+    return summary.assign(speedup=ratio, ci_low=low, ci_high=high)
 
 
 class TrainingNow:
