@@ -83,7 +83,7 @@ def _agree(found: Tensor, right: Tensor) -> bool:
 
 
 _PHOTO = 640, 480  # pixels: every n/8 of it is whole
-_CROPS = (  # left, upper, right and lower edge; width and height that are asked for; n of the smallest n/8 that keeps them
+_CROPS = (  # left, upper, right and lower edge; the width and height asked for; n of the smallest n/8 that keeps them
     ((40, 40, 600, 440), (70, 50), 1),
     ((80, 0, 640, 480), (180, 120), 3),
     ((300, 100, 460, 420), (60, 80), 3),
