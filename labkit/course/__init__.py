@@ -9,7 +9,7 @@ from typing import Any
 
 _NAMES = {
     "course.accuracy": ["accuracy_of_rungs"],
-    "course.builds_pixels": ["flips_each", "normalizes_bytes", "reads_rgb"],
+    "course.builds_pixels": ["flips_each", "normalizes_bytes", "reads_rgb", "scaled_decode"],
     "course.builds_storage": ["depth_in_meters", "index_of_tar", "shuffle_buffer"],
     "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample"],
     "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],

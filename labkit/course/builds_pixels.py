@@ -1,23 +1,27 @@
-"""Judges of the exercises that build how a file becomes RGB, and how bytes become the floats of a network.
+"""Judges of the exercises that build how a file becomes RGB, and bytes a network's floats; how a large JPEG is shrunk.
 
 Each takes the reader's function, and raises AssertionError with a sentence that says what is wrong.
 """
 
+import contextlib
 import io
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, JpegImagePlugin
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 
 from labkit.course.oracles import broken_files, oracle_files
 from labkit.data.decode import decode
+from labkit.util.pictures import encode_image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of values from 0 to 1
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "addcmul", "addcdiv"}
@@ -76,6 +80,73 @@ def _expect_pixels(name: str, found: Any, right: Tensor, *, stored_bits: int) ->
 
 def _agree(found: Tensor, right: Tensor) -> bool:
     return found.shape == right.shape and (found.float() - right).abs().mean().item() <= _MAX_DIFFERENCE
+
+
+_PHOTO = 640, 480  # pixels: every n/8 of it is whole
+_CROPS = (  # left, upper, right and lower edge; the width and height asked for; n of the smallest n/8 that keeps them
+    ((40, 40, 600, 440), (70, 50), 1),
+    ((80, 0, 640, 480), (180, 120), 3),
+    ((300, 100, 460, 420), (60, 80), 3),
+    ((100, 200, 200, 280), (120, 96), 8),
+)
+_MAX_RESIZED = 5  # mean, of 255: the codec averages blocks, and a resize weighs its pixels otherwise
+
+
+def scaled_decode(answer: Callable[[bytes, Any, Any], Any]) -> None:
+    """Judge `scaled_crop(data, box, size)`: the crop of a full decode, resized, from as few decoded pixels as do."""
+    photo = _photo()
+    data = encode_image(photo, "JPEG", quality=95)
+    for box, size, eighths in _CROPS:
+        with _decoded_sizes() as sizes:
+            found = np.asarray(answer(data, box, size))
+        asked = f"crop {box} as {size}"
+        is_turned = found.ndim == 3 and found.shape[:2] == size and found.shape[:2] != size[::-1]
+        turned = f"it is {size[1]} wide and {size[0]} high: `size` is (width, height), and an array's shape begins with"
+        _expect(not is_turned, f"{asked}: {turned} the height")
+        _expect(found.shape == (*size[::-1], 3), f"{asked}: the shape is {found.shape}, not {(*size[::-1], 3)}")
+        _expect(sizes, f"{asked}: decode with simplejpeg or Pillow; the check counts the pixels of these two")
+        width, height = max(sizes)
+        least = _PHOTO[0] * eighths // 8, _PHOTO[1] * eighths // 8
+        told = f"{width} x {height} pixels were decoded, and {least[0]} x {least[1]} are needed"
+        _expect(width >= least[0], f"{asked}: {told}: the crop was enlarged, and is blurred")
+        expected = np.asarray(photo.resize(size, Image.Resampling.BILINEAR, box=box)).astype(int)
+        is_crop = np.abs(found - expected).mean() <= _MAX_RESIZED
+        _expect(
+            is_crop, f"{asked}: this is another part of the photo: `box` counts pixels of the full one, so scale it"
+        )
+        is_full = (width, height) == _PHOTO
+        _expect(width <= least[0], f"{asked}: right, but {'all ' * is_full}{told}: take the smallest n/8")
+
+
+def _photo() -> Image.Image:
+    from skimage import data
+
+    return Image.fromarray(data.coffee()).resize(_PHOTO, Image.Resampling.LANCZOS)
+
+
+@contextlib.contextmanager
+def _decoded_sizes() -> Iterator[list[tuple[int, int]]]:
+    """Width and height of every JPEG that simplejpeg or Pillow decodes meanwhile."""
+    import simplejpeg
+
+    sizes: list[tuple[int, int]] = []
+    by_simplejpeg, by_pillow = simplejpeg.decode_jpeg, JpegImagePlugin.JpegImageFile.load
+
+    def decode_jpeg(*args: Any, **kwargs: Any) -> Any:
+        pixels = by_simplejpeg(*args, **kwargs)
+        sizes.append((pixels.shape[1], pixels.shape[0]))
+        return pixels
+
+    def load(image: Any) -> Any:
+        loaded = by_pillow(image)
+        sizes.append(image.size)
+        return loaded
+
+    with (
+        mock.patch.object(simplejpeg, "decode_jpeg", decode_jpeg),
+        mock.patch.object(JpegImagePlugin.JpegImageFile, "load", load),
+    ):
+        yield sizes
 
 
 def normalizes_bytes(answer: Callable[[Tensor, Any, Any], Tensor]) -> None:

@@ -1,13 +1,18 @@
 """The exercises on pixels: the folded answers are right, and each classic mistake is called by its name."""
 
+import io
+import math
 import re
+from pathlib import Path
 
 import cv2
 import nbformat
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image, ImageFile, ImageOps
+from torchcodec.decoders import decode_image
 from torchvision.transforms import v2
 
 from labkit import course
@@ -24,7 +29,10 @@ def folded(notebook, function):
         for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         if f"def {function}" in code
     ]
-    names = {"torch": torch, "np": np, "Image": Image, "ImageOps": ImageOps}
+    names = {
+        "torch": torch, "np": np, "Image": Image, "ImageOps": ImageOps, "io": io, "math": math, "Path": Path,
+        "simplejpeg": simplejpeg, "decode_image": decode_image,
+    }  # fmt: skip
     exec(block, names)  # noqa: S102  # the notebook's own code
     return names[function]
 
@@ -32,7 +40,8 @@ def folded(notebook, function):
 @pytest.mark.parametrize(
     ("notebook", "function", "judge"),
     [
-        ("02_read_image", "read_rgb", course.reads_rgb),
+        ("02_read_image", "scaled_crop", course.scaled_decode),
+        ("02b_any_file", "read_rgb_tensor", course.reads_rgb),
         ("04_tensor_transforms", "normalize_bytes", course.normalizes_bytes),
         ("04_tensor_transforms", "flip_each", course.flips_each),
     ],
@@ -92,10 +101,67 @@ def test_a_picture_read_wrongly_is_told_by_its_mistake(said, answer, told):
 
 
 def test_a_file_cut_off_must_raise(said, monkeypatch):
-    right = folded("02_read_image", "read_rgb")
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    told = said(right, course.reads_rgb)
+    told = said(folded("02b_any_file", "read_rgb_tensor"), course.reads_rgb)
     assert re.fullmatch(r"not yet: truncated at \d+%\.\w+: the file is cut off and was read all the same.*\n", told)
+
+
+def scaled(factor=1.0):
+    """The crop of a decode that keeps `factor` of the pixels that are needed."""
+
+    def scaled_crop(data, box, size):
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        least = factor * max(size[0] / (box[2] - box[0]), size[1] / (box[3] - box[1]))
+        sides = {"min_height": math.ceil(least * height), "min_width": math.ceil(least * width)}
+        image = Image.fromarray(simplejpeg.decode_jpeg(data, "RGB", **sides))
+        return image.resize(size, box=[edge * image.width / width for edge in box])
+
+    return scaled_crop
+
+
+def whole_first(data, box, size):
+    return Image.open(io.BytesIO(data)).convert("RGB").resize(size, Image.Resampling.BILINEAR, box=box)
+
+
+def cropped_unscaled(data, box, size):
+    pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=60)
+    return Image.fromarray(pixels).crop(box).resize(size)
+
+
+def by_torchcodec(data, box, size):
+    return Image.fromarray(decode_image(data).permute(1, 2, 0).numpy()).resize(size, box=box)
+
+
+FIRST, SMALL = "crop (40, 40, 600, 440) as (70, 50)", "crop (80, 0, 640, 480) as (180, 120)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (whole_first, f"{FIRST}: right, but all 640 x 480 pixels were decoded, and 80 x 60 are needed"),
+        (scaled(1.3), f"{FIRST}: right, but 160 x 120 pixels were decoded, and 80 x 60 are needed: take the smallest"),
+        (scaled(0.5), f"{SMALL}: 160 x 120 pixels were decoded, and 240 x 180 are needed: the crop was enlarged"),
+        (cropped_unscaled, f"{FIRST}: this is another part of the photo: `box` counts pixels of the full one"),
+        (
+            lambda data, box, size: scaled()(data, box, size[::-1]),
+            f"{FIRST}: it is 50 wide and 70 high: `size` is (width, height)",
+        ),
+        (lambda data, box, size: whole_first(data, box, (9, 9)), f"{FIRST}: the shape is (9, 9, 3), not (50, 70, 3)"),
+        (by_torchcodec, f"{FIRST}: decode with simplejpeg or Pillow; the check counts the pixels of these two"),
+    ],
+)
+def test_a_crop_decoded_wrongly_is_told_by_its_mistake(said, answer, told):
+    assert said(answer, course.scaled_decode).startswith(f"not yet: {told}")
+
+
+def test_a_crop_is_measured_by_pixels_that_pillow_decodes_too(said):
+    def drafted(data, box, size):
+        image = Image.open(io.BytesIO(data))
+        width, least = image.width, max(size[0] / (box[2] - box[0]), size[1] / (box[3] - box[1]))
+        image.draft("RGB", [math.ceil(least * side) for side in image.size])
+        return image.resize(size, box=[edge * image.width / width for edge in box])
+
+    assert said(drafted, course.scaled_decode).startswith(f"not yet: {SMALL}: right, but 320 x 240 pixels were decoded")
 
 
 def of_shape(values, *shape):

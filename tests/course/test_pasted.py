@@ -27,7 +27,7 @@ from torchvision.datasets import ImageFolder
 
 import labkit as lk
 from labkit import course
-from labkit.course.oracles import oracle_files
+from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.util.pictures import encode_image
 from tests.paths import REPO
 from tests.tars import listed, make_tar, member
@@ -238,7 +238,7 @@ class TestStopwatches:
 
 
 class TestDecoding:
-    """02, 04, 10, 11 and 13: odd files, too, upright and in RGB."""
+    """02, 02b, 04, 10, 11 and 13: odd files, too, upright and in RGB."""
 
     def test_an_image_folder_gives_upright_rgb(self, photos, monkeypatch):
         monkeypatch.chdir(photos)
@@ -248,6 +248,54 @@ class TestDecoding:
             image = found[path.relative_to(photos)]
             assert image.dtype == torch.uint8
             assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - upright(path)).mean() < 1, path.name
+
+    def test_a_folder_of_any_files_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
+        """Those, too, that Pillow alone reads, and of 16 bits the high byte."""
+        folder = tmp_path / "train" / "class"
+        shutil.copytree(photos / "train" / "class", folder)
+        whole = Image.fromarray(reference(oracle_files()["rgb.png"]))
+        for kind in ("bmp", "tiff", "ppm"):
+            whole.save(folder / f"é.{kind}")
+        gray = np.asarray(whole.convert("L"))
+        Image.fromarray(gray.astype(np.uint16) * 257).save(folder / "gray 16-bit.tiff")
+        (folder / "gray 16-bit.pgm").write_bytes(b"P5 95 63 65535\n" + (gray.astype(">u2") * 257).tobytes())
+        whole.save(folder / "named wrongly.png", "GIF", save_all=True, append_images=[whole.rotate(180)])
+        monkeypatch.chdir(tmp_path)
+        dataset = pasted("02b_any_file", transform=None)["dataset"]
+        assert len(dataset) == len(oracle_files()) + 6
+        for (path, _), (image, _) in zip(dataset.samples, dataset, strict=True):
+            assert (image.mode, image.size) == ("RGB", whole.size), path
+            expected = reference(Path(path).read_bytes()) if path.count("é ") else np.asarray(whole)
+            expected = np.stack([gray] * 3, axis=-1) if path.count("class/gray 16-bit") else expected
+            difference = np.abs(np.asarray(image).astype(int) - expected).mean()
+            assert difference < (20 if path.endswith("wrongly.png") else 1), path  # GIF has 256 colors
+
+    @pytest.mark.parametrize("name", [*broken_files(), "32-bit.tiff", "floats.tiff"])
+    def test_a_file_that_cannot_be_read_is_named(self, tmp_path, monkeypatch, name):
+        folder = tmp_path / "train" / "class"
+        folder.mkdir(parents=True)
+        if name.endswith(".tiff"):
+            pixels = np.full((8, 8), 1e6, np.float32 if name == "floats.tiff" else np.int32)
+            Image.fromarray(pixels).save(folder / name)
+        else:
+            (folder / name).write_bytes(broken_files()[name])
+        monkeypatch.chdir(tmp_path)
+        dataset = pasted("02b_any_file", transform=None)["dataset"]
+        with pytest.raises(ValueError, match=f"^{re.escape(f'train/class/{name}')}: .+"):
+            dataset[0]
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_workers_read_any_files(self, tmp_path, photos, start_method):
+        before = "from torchvision.transforms import v2\ntransform = v2.Compose([v2.PILToTensor(), v2.Resize((8, 8))])"
+        after = """
+if __name__ == "__main__":
+    import json, torch
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, shuffle=True)
+    print(json.dumps([sum(len(images) for images, _ in loader) for _ in range(2)]))
+"""
+        (tmp_path / "train").symlink_to(photos / "train")
+        seen = run_script(tmp_path, before, do_this("02b_any_file"), after, start_method=start_method)
+        assert seen == [len(oracle_files())] * 2
 
     def test_the_crop_is_resized_as_bytes_and_floats_come_last(self, photos):
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
