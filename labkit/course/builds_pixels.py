@@ -81,7 +81,7 @@ def _agree(found: Tensor, right: Tensor) -> bool:
 
 
 def normalizes_bytes(answer: Callable[[Any, Any], nn.Module]) -> None:
-    """Judge the module `NormalizeBytes(mean, std)`: torchvision's floats, by one factor and one offset that it keeps."""
+    """Judge the module `NormalizeBytes(mean, std)`: torchvision's floats, by a factor and an offset that it keeps."""
     # Three of everything, so that no broadcast over a wrong axis raises.
     batch = torch.randint(256, (3, 3, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
     right = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])(batch)
