@@ -130,7 +130,7 @@ def draws_anew(start: Callable[[int], None]) -> None:
     """Judge a `worker_init_fn` for Albumentations: draws differ between pipelines, workers and epochs; seeds repeat."""
     with suppress(Exception):  # it fails outside of a worker, unless it is not written yet
         start(0)
-    both_halves = ConcatDataset([_Half(), Subset(_Half(), range(32))])
+    both_halves: Dataset = ConcatDataset([_Half(), Subset(_Half(), range(32))])
     for dataset in (_Flipped(), Subset(_Flipped(), range(64)), both_halves):
         wrapped = "" if isinstance(dataset, _Flipped) else f" of a {type(dataset).__name__}"
         first, again = (_two_epochs(dataset, start) for _ in range(2))

@@ -100,7 +100,7 @@ def normalizes_bytes(answer: Callable[[Any, Any], nn.Module]) -> None:
     told = f"the values are right, but arithmetic goes over the batch {counted.n_passes} times"
     _expect(counted.n_passes <= 2, f"{told}: fold 255, mean and std into one factor and one offset")
     _expect(not counted.n_made, "each call makes tensors of mean and std anew: make factor and offset in `__init__`")
-    module, moved = (each.to("meta") for each in (answer(MEAN, STD), batch))  # a device that refuses the CPU's tensors
+    module, moved = answer(MEAN, STD).to("meta"), batch.to("meta")  # a device that refuses the CPU's tensors
     with _Counted(batch.numel()) as counted, suppress(RuntimeError):
         found = module(moved)
     on_device = found.device.type == "meta" and not counted.n_copied
