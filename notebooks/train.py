@@ -12,15 +12,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_loader(photos, batch_size=64):
-    to_tensor = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
-    return DataLoader(datasets.ImageFolder(photos, to_tensor), batch_size, shuffle=True)
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    steps += [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    return DataLoader(datasets.ImageFolder(photos, transforms.Compose(steps)), batch_size, shuffle=True)
 
 
 def train(loader, step):
@@ -34,9 +28,7 @@ def train(loader, step):
         if batch is None:
             break
         images, labels = batch
-        step(
-            images, labels
-        ).item()  # wait for the device; else the clock would show when Python asks, not what it trains
+        step(images, labels).item()  # wait for the device, so that the clock is right
         n_images += len(images)
     elapsed_s = time.perf_counter() - start
     return n_images / elapsed_s, waiting_s / elapsed_s
@@ -44,12 +36,23 @@ def train(loader, step):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("photos", help="a folder with a folder of photos for each class")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("photos", nargs="?", help="a folder with a folder of photos for each class")
+    where.add_argument(
+        "--data", help="train and val in one folder: prints each rung's accuracy"
+    )
     parser.add_argument("--epochs", type=int, default=2)
-    arguments = parser.parse_args()
-    loader = make_loader(arguments.photos)
-    step = course.make_step(len(loader.dataset.classes))
-    print(step)
-    for epoch in range(arguments.epochs):
-        images_per_s, waiting = train(loader, step)
-        print(f"epoch {epoch}: {images_per_s:,.0f} images/s, {waiting:.0%} of the time waiting for batches")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each rung, with --data")
+    given = parser.parse_args()
+    try:
+        if given.data:
+            for line in course.accuracy_of_rungs(given.data, given.epochs, given.seeds):
+                print(line, flush=True)
+        else:
+            loader = make_loader(given.photos)
+            print(step := course.make_step(len(loader.dataset.classes)))
+            for epoch in range(given.epochs):
+                images_per_s, waiting = train(loader, step)
+                print(f"epoch {epoch}: {images_per_s:,.0f} images/s, {waiting:.0%} of the time waiting for batches")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))

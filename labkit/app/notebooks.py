@@ -169,7 +169,7 @@ _RECORD = ".labkit-copies.json"  # name of a copy -> digests of what labkit wrot
 
 
 def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER) -> Path:
-    """Copy the wheel's notebooks and scripts to `./labkit-notebooks`, or to the current folder if that is what it is.
+    """Copy the wheel's notebooks, with their pictures and scripts, to `./labkit-notebooks`, or here if this is it.
 
     Missing copies are made, and those that the reader has not edited are replaced by newer versions. An edited copy
     stays as it is. A notebook is edited if the source of a cell differs: running it is no edit, nor is opening it in
@@ -189,6 +189,7 @@ def update_copies(say: Callable[[str], None], notebooks: Path = NOTEBOOK_FOLDER)
     sources = {path.name: path for path in sorted(notebooks.iterdir()) if path.is_file()}
     scripts = sorted(notebooks.with_name(SCRIPTS).glob("*.py"))  # pip puts a __pycache__ next to them
     sources |= {f"{SCRIPTS}/{path.name}": path for path in scripts}
+    sources |= {f"figures/{path.name}": path for path in sorted((notebooks / "figures").glob("*.svg"))}
     n_written = 0
     try:
         with file_lock(folder / f"{_RECORD}.lock"):

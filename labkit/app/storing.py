@@ -18,7 +18,7 @@ from nbformat.v4 import new_output
 from PIL import Image
 
 from labkit.app.notebooks import Executed, Notebook
-from labkit.course import ladder
+from labkit.course import ladder, ledger
 from labkit.course.results import STORED, Result, describe_machine, recorded_results
 from labkit.course.starting import start_from
 from labkit.errors import ArgumentError
@@ -93,7 +93,7 @@ def unstable_variants(run: Executed) -> list[str]:
 
 
 def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> None:
-    """Write notebooks back in place, with their results, README's table of them, and the ladder's frame and figure.
+    """Write notebooks back in place, with their results, README's table, the page of claims, and the ladder's files.
 
     All files are written, or none. The first cell of each notebook states its result.
 
@@ -122,6 +122,7 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
             files |= {folder / ladder.FRAME: frame.read_bytes(), folder / ladder.FIGURE: png_bytes(figure, dpi=120)}
         _state_result(run, results[run.notebook.name])
         files[run.notebook.path] = _stored_bytes(run, about)
+    files[NOTEBOOK_FOLDER / "guide/claims.md"] = ledger.page_of(ledger.judged(results), record["machine"]).encode()
     readme = NOTEBOOK_FOLDER.with_name("README.md")
     table = walk_table((run.notebook, results[run.notebook.name]) for run in runs)
     files[readme] = with_table(readme.read_text(), table).encode()

@@ -119,7 +119,8 @@ def _run(notebook: Notebook, title: str, folder: Path, thorough: bool) -> Execut
         environment[THOROUGH_VARIABLE] = "1"
     with console.status(title):
         run = execute(notebook, environment=environment)
-    page, _ = HTMLExporter().from_notebook_node(run.node)
+    where = {"metadata": {"path": str(notebook.path.parent)}}  # of its pictures, which the page then holds itself
+    page, _ = HTMLExporter(embed_images=True).from_notebook_node(run.node, resources=where)
     write_atomic(folder / f"{notebook.name}.html", page.encode())
     _say(f"{title}: {'failed' if run.error else 'ok'}, {run.seconds:.0f} s")
     return run

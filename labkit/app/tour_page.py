@@ -50,9 +50,10 @@ reloads itself until the tour has ended.{% endif %}</p>
 that the notebooks describe{% endif %}. Speed-ups are means of paired rounds; brackets show the
 95&nbsp;% interval.</p>
 <h2>The ladder</h2>
-<p>From the loader of the first tutorial to the fast path. Each rung keeps what the rungs before it changed, and all
-were timed in one run. The numbers are the median rate, and the speed-up over the first rung.
-{% if not own_ladder %}This is the stored run; yours replaces it when notebook 11b has ended.{% endif %}</p>
+<p>One training, from the loader of a first tutorial to the fast path. Each rung keeps what the rungs before it changed,
+and all were timed in one run. The numbers are the training's median rate, its ratio to the first rung's, and the share
+of the time in which its step waits for a batch.
+{% if not own_ladder %}This is the stored run; yours replaces it when notebook 11 has ended.{% endif %}</p>
 {% for picture, story in ladders %}
 <p class="wide"><img alt="Images per second of every rung, and the limits"
 src="data:image/png;base64,{{ picture }}"></p>
@@ -78,7 +79,7 @@ CSV.</p>
 {% endif %}
 <h2>Where do I start?</h2>
 {{ start|safe }}
-<p>Notebook 14, and <code>python -m labkit claims</code>, judge what others have published by these figures.</p>
+<p><code>python -m labkit claims</code> compares what others have published with these figures.</p>
 <h2>The machine</h2>
 <table>
 {% for name, value in machine.items() %}<tr><th>{{ name }}</th><td>{{ value if value != "" else "none" }}</td></tr>

@@ -8,15 +8,16 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
+    "course.accuracy": ["accuracy_of_rungs"],
     "course.builds_pixels": ["flips_each", "normalizes_bytes", "reads_rgb"],
     "course.builds_storage": ["depth_in_meters", "index_of_tar", "shuffle_buffer"],
     "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample"],
     "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],
-    "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "resized_once", "restart_markers"],
+    "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "restart_markers"],
     "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],
     "course.builds_training": ["mended_loader", "peer_adapter", "training_plan"],
     "course.exercises": ["check", "own_runs"],
-    "course.ledger": ["checklist", "claims"],
+    "course.ledger": ["claims"],
     "course.oracles": ["broken_files", "conformance", "oracle_files", "plot_pictures"],
     "course.predictions": ["predict"],
     "course.readbacks": ["count_readbacks"],

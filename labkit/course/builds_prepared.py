@@ -1,4 +1,4 @@
-"""Judges of what notebooks 10 to 11c let the reader build: sizes from headers, small JPEGs, raw pixels, cuts."""
+"""Judges of what notebooks 10 to 11b let the reader build: sizes from headers, raw pixels, markers of a JPEG."""
 
 import io
 import shutil
@@ -72,32 +72,6 @@ def packed_pixels(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> N
         _expect(held_bytes < _PHOTO_BYTES, "crop read more than one photo's bytes; np.memmap reads what is touched")
 
 
-def resized_once(resize_once: Callable[[bytes, int], Any]) -> None:
-    """Judge `resize_once(data, short_side)`: an upright JPEG, never enlarged, gray or RGB as before."""
-    files = {
-        "a photo of 96 x 64": _jpeg((96, 64)),
-        "a photo with orientation 6": _jpeg((96, 64), app1=_exif(_ON_SIDE)),
-        "a photo of 30 x 20": _jpeg((30, 20)),
-        "a gray photo": _jpeg((64, 96), mode="L"),
-    }
-    for what, data in files.items():
-        before, image = _opened(data), Image.open(io.BytesIO(resize_once(data, 32)))
-        scale = min(1, 32 / min(before.size))
-        right = (round(scale * before.width), round(scale * before.height))
-        _expect(image.format == "JPEG", f"{what} became {image.format}, not a JPEG")
-        _expect(image.getexif().get(0x0112, 1) == 1, f"{what}: EXIF still asks to turn it, though it is to be upright")
-        _expect(image.width <= before.width, f"{what} was enlarged to {image.width} x {image.height}")
-        _expect(max(image.size) != 32, f"{what}: its longer side became 32; the shorter one has to")
-        _expect(
-            image.size != right[::-1] or right[0] == right[1],
-            f"{what} lies on its side now: turn it before its EXIF is lost (ImageOps.exif_transpose)",
-        )
-        _expect(image.size == right, f"{what} became {image.size}, and {right} is right")
-        _expect(image.mode == before.mode, f"{what} came back as {image.mode}, not {before.mode}")
-        differs = np.abs(np.asarray(image, np.int16) - np.asarray(before.resize(right, Image.Resampling.BILINEAR)))
-        _expect(differs.mean() < 12, f"{what} no longer shows the same picture: is it upright, and all of it?")
-
-
 def restart_markers(count: Callable[[bytes], Any]) -> None:
     """Judge `restart_markers(data)`: how many restart markers the scan of a JPEG has."""
     thumbnail = _jpeg((160, 112), restart_marker_blocks=2)
@@ -168,13 +142,13 @@ def _peak_bytes(work: Callable[[], Any]) -> int:
             tracemalloc.stop()
 
 
-def _jpeg(size: tuple[int, int], *, app1: bytes = b"", mode: str = "RGB", **options: Any) -> bytes:
+def _jpeg(size: tuple[int, int], *, app1: bytes = b"", **options: Any) -> bytes:
     """A JPEG that is dark at the upper left and bright at the lower right, with grain."""
     width, height = size
     slope = np.add.outer(np.linspace(0, 90, height), np.linspace(0, 120, width))[..., None]
     pixels = (slope + np.random.default_rng(0).integers(0, 40, (height, width, 3))).astype(np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(file, "JPEG", subsampling="4:2:0", **{"quality": 90, **options})
+    Image.fromarray(pixels).save(file, "JPEG", subsampling="4:2:0", **{"quality": 90, **options})
     data = file.getvalue()
     return data[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(app1)) + app1 + data[2:] if app1 else data
 

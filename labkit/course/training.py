@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -119,37 +120,65 @@ class StandInLoss:
 
 
 class ResNetStep:
-    """torchvision's ResNet-50 on CUDA: mixed precision, channels last, SGD.
+    """torchvision's ResNet-50: mixed precision, channels last, SGD.
 
     Images may be normalized floats, or bytes, which are normalized on the device.
+
+    Args:
+        n_classes: Of the labels.
+        device: Where it trains.
+        n_steps: Of the whole training; its learning rate then rises and falls in one cycle. Default: it stays.
     """
 
-    def __init__(self, n_classes: int = 1000):
+    def __init__(self, n_classes: int = 1000, device: str = "cuda", *, n_steps: int | None = None):
         from torchvision.models import resnet50
 
-        self._device = torch.device("cuda")
+        self._device = torch.device(device)
         self.model = resnet50(num_classes=n_classes).to(self._device, memory_format=torch.channels_last)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        cycle = torch.optim.lr_scheduler.OneCycleLR
+        self._schedule = cycle(self._optimizer, max_lr=0.1, total_steps=n_steps) if n_steps else None
         self._mean, self._std = (torch.tensor(three, device=self._device).view(3, 1, 1) for three in (_MEAN, _STD))
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Train on a batch; returns the loss, on the device."""
-        images, labels = (batch.to(self._device, non_blocking=True) for batch in (images, labels))
-        if images.dtype == torch.uint8:
-            images = (images - self._mean) / self._std
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(self.model(images), labels)
+        labels = labels.to(self._device, non_blocking=True)
+        with self._autocast():
+            loss = torch.nn.functional.cross_entropy(self.model(self._normalized(images)), labels)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()
+        if self._schedule:
+            self._schedule.step()
         return loss.detach()
+
+    def accuracy(self, loader: Iterable[Any]) -> float:
+        """The share of a loader's images that the model puts into the right class."""
+        self.model.eval()
+        n_right = n_images = 0
+        with torch.inference_mode(), self._autocast():
+            for images, labels in loader:
+                scores = self.model(self._normalized(images))
+                n_right += int((scores.argmax(1).cpu() == labels.cpu()).sum())
+                n_images += len(labels)
+        self.model.train()
+        return n_right / n_images
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        images = images.to(self._device, non_blocking=True)
+        return (images - self._mean) / self._std if images.dtype == torch.uint8 else images
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._device.type == "cuda")
 
     def wait(self) -> None:
         """Wait until all batches are done."""
-        torch.cuda.synchronize(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def __repr__(self) -> str:
-        return f"ResNet-50 on {torch.cuda.get_device_name(self._device)}"
+        name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "the CPU"
+        return f"ResNet-50 on {name}"
 
 
 class _CopiedAhead(LoaderWrapper):
@@ -254,7 +283,7 @@ def training_table(runs: pd.DataFrame) -> pd.DataFrame:
         one's; and the ends of its 95 % interval, `ci_low` and `ci_high`.
     """
     first = str(runs["baseline"].iloc[0])
-    summary = quiet_summary(runs, first)
+    summary = with_printed_ratio(quiet_summary(runs, first), first)
     rates = summary["images_per_s"]
     trained = summary[[str(label).endswith(TRAINING) and label != STEP_ALONE for label in summary.index]]
     names = [str(label).removesuffix(TRAINING) for label in trained.index]
@@ -262,9 +291,18 @@ def training_table(runs: pd.DataFrame) -> pd.DataFrame:
         "alone": [rates[f"{name}{ALONE}"] for name in names],
         "training": trained["images_per_s"].to_numpy(),
         "waiting": (1 - trained["images_per_s"] / rates[STEP_ALONE]).clip(lower=0).to_numpy(),
-        "speedup": (trained["images_per_s"] / rates[first]).to_numpy(),
-        "ci_low": trained["ci_low"].to_numpy(), "ci_high": trained["ci_high"].to_numpy(),
+        **{name: trained[name].to_numpy() for name in ("speedup", "ci_low", "ci_high")},
     }, index=pd.Index(names, name="loader"))  # fmt: skip
+
+
+def with_printed_ratio(summary: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """A summary whose `speedup` is the ratio of the rates that are printed beside it, within its interval."""
+    ratio = summary["images_per_s"] / summary.loc[baseline, "images_per_s"]
+    low, high = (
+        summary[name].where(summary[name].isna(), ends(summary[name], ratio))
+        for name, ends in (("ci_low", np.minimum), ("ci_high", np.maximum))
+    )
+    return summary.assign(speedup=ratio, ci_low=low, ci_high=high)
 
 
 class TrainingNow:

@@ -122,7 +122,7 @@ def make_photos(
         ItemErrors: some photos could not be written; names them. The others are there, and a rerun goes on.
         OSError: the disk has no room for them; says how much is needed and free. Nothing is written.
 
-    Taught in: notebooks/01_naive_pil.ipynb
+    Taught in: notebooks/00_measure.ipynb
     """
     with needing("lk.make_photos", "lab"):
         import skimage.data  # noqa: F401 - rather once here than in each worker

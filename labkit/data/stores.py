@@ -254,7 +254,7 @@ class FolderStore(ListedStore):
     >>> store.read(store.keys()[0])[:2]
     b'\xff\xd8'
 
-    Taught in: notebooks/01_naive_pil.ipynb
+    Taught in: notebooks/02_read_image.ipynb
     """
 
     _if_empty = f"holds no image ({', '.join(IMAGE_SUFFIXES)})"

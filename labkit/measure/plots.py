@@ -70,13 +70,14 @@ def write_title(target: Axes | Figure, text: str) -> Text:
     """
     words = " ".join([*text.split(), *(["(own photos)"] if text and own_photos() else [])])
     if isinstance(target, Figure):
-        lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT))
+        lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT), break_on_hyphens=False)
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)
     figure = target.figure
     in_column = len({round(ax.get_position().x0, 2) for ax in figure.axes}) == 1
     width_in = figure.bbox.width / figure.dpi * (1 if in_column else target.get_position().width)
     aside = target.get_title("right")  # of `mark_simulated`
-    lines = wrap(words, characters_per_line(width_in, _TITLE_PT) - len(f"{aside}  " if aside else ""))
+    n_characters = characters_per_line(width_in, _TITLE_PT) - len(f"{aside}  " if aside else "")
+    lines = wrap(words, n_characters, break_on_hyphens=False)
     right = _write_aside(target, aside)
     title = target.set_title("\n".join(lines), loc="left", fontsize=_TITLE_PT, pad=6 + _height_above(target))
     if in_column:

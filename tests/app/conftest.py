@@ -17,12 +17,14 @@ RESULT = 'from labkit import course\ncourse.result("{}", "It works.")'
 
 @pytest.fixture
 def write_notebook(tmp_path):
-    """Writes a notebook of a few cells into `tmp_path / "notebooks"`."""
+    """Writes a notebook of a few cells and a picture into `tmp_path / "notebooks"`."""
     folder = tmp_path / "notebooks"
-    folder.mkdir()
+    (folder / "figures").mkdir(parents=True)
+    (folder / "figures/way.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"/>')
 
     def write(name, *sources):
         cells = [new_markdown_cell(TITLE.format(name=name)), *map(new_code_cell, sources)]
+        cells.append(new_markdown_cell("![The way of a photo](figures/way.svg)"))
         nbformat.write(new_notebook(cells=cells), folder / f"{name}.ipynb")
         return folder / f"{name}.ipynb"
 

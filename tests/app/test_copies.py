@@ -12,7 +12,7 @@ from labkit.app.notebooks import COPIES, update_copies
 from tests.paths import contents
 
 NOTEBOOK, SCRIPT = "00_measure.ipynb", "data_scripts/make_photos.py"
-FIRST = {NOTEBOOK: "v1", "11_ladder.png": "png", SCRIPT: "script v1"}
+FIRST = {NOTEBOOK: "v1", "11_ladder.png": "png", "figures/way.svg": "picture", SCRIPT: "script v1"}
 RECORD = ".labkit-copies.json"
 
 
@@ -27,7 +27,7 @@ def wheel(tmp_path, monkeypatch):
 
 def write(wheel, texts):
     for name, text in texts.items():
-        path = wheel / (name if "/" in name else f"notebooks/{name}")
+        path = wheel / (name if name.startswith("data_scripts/") else f"notebooks/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

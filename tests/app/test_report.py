@@ -36,12 +36,21 @@ def test_a_page_without_results_shows_the_stored_ladder(page_of):
 
 @pytest.mark.exhaustive
 def test_it_shows_every_ladder_of_its_own(page_of, frame_of):
-    rates = {"naive": [100, 101, 99], "quick": [400, 404, 396], "decode limit": [500, 500, 500]}
+    rates = {
+        "naive, loader alone": [100, 101, 99], "naive, training": [100, 101, 99], "decode limit": [500, 500, 500],
+        "quick, loader alone": [800, 808, 792], "quick, training": [400, 404, 396],
+        "batches in memory, training": [500, 500, 500],
+    }  # fmt: skip
     names = (ladder.EXPERIMENT, f"{ladder.EXPERIMENT}, camera")
-    page = page_of(*(frame_of(rates, "naive", experiment=name, photos="small", rung=False) for name in names))
+    page = page_of(
+        *(frame_of(rates, "naive, training", experiment=name, photos="small", step="a GPU") for name in names)
+    )
     assert page.count("data:image/png;base64,") == 2
     assert "This is the stored run" not in page
-    assert page.count("the one before it: quick, 4.0 times. In all, that is 4.0 times as fast.") == 2
+    assert (
+        page.count("the one before it: quick, 4.0 times. The training becomes 4.0 times as fast, its loader 8 times.")
+        == 2
+    )
 
 
 def test_it_shows_results_with_their_answers_first(page_of, tmp_path, monkeypatch):
@@ -61,8 +70,13 @@ def test_it_shows_results_with_their_answers_first(page_of, tmp_path, monkeypatc
 def opened(open_page, frame_of, tmp_path):
     """Opens a small report from the disk without a network: the ladder with a limit, a result, a notebook that ran and
     one that failed. Gives the page and what it asked for."""
-    rates = {"PIL, one process": [90, 91, 92], "raw pixels": [900, 910, 920], "decode limit": [950, 960, 970]}
-    save_frame(frame_of(rates, "PIL, one process", experiment="11 ladder"), tmp_path / "frames" / "11.csv")
+    rates = {"decode limit": [950, 960, 970], "batches in memory, training": [2000, 2000, 2000]}
+    for name, rate in {"PIL, one process": 90, "11 raw pixels": 900}.items():
+        rates |= {f"{name}, {what}": [rate, rate + 10, rate + 20] for what in ("loader alone", "training")}
+    save_frame(
+        frame_of(rates, "PIL, one process, training", experiment="11 ladder", step="a GPU"),
+        tmp_path / "frames" / "11.csv",
+    )
     set_recorder(FolderRecorder(tmp_path / "frames"))
     course.result("02_read_image", "simplejpeg decodes 1.6 times as fast as PIL.")
     notebooks = [Notebook(tmp_path / f"{name}.ipynb", "Which?", "3") for name in ("02_read_image", "08_shards")]

@@ -137,7 +137,7 @@ def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone, reco
     runs[0].node.metadata["language_info"] = {"version": "3.99"}
     about = storing.describe_run("")
     storing.store_all(runs, about, recorded(*runs))
-    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "results.json"]
+    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "guide/claims.md", "results.json"]
     first, second = (json.loads(contents(clone)[f"{name}.ipynb"]) for name in ("00_a", "01_b"))
     assert first["metadata"]["labkit"] == second["metadata"]["labkit"] == {**about, "seconds": 1}
     assert first["metadata"]["language_info"] == {"version": "3.99"}
@@ -156,6 +156,7 @@ def test_results_are_stored_in_one_file_in_first_cells_and_in_the_readme(clone, 
     runs = [executed(clone, "00_a", new_output("execute_result", outputs)), executed(clone, "01_b_c")]
     about = storing.describe_run("")
     storing.store_all(runs, about, recorded(*runs))
+    assert (clone / "guide/claims.md").read_text().startswith("# Published claims\n")
     stored = json.loads((clone / "results.json").read_text())
     assert stored.items() >= about.items()
     assert list(stored["notebooks"]) == ["00_a", "01_b_c"]
@@ -205,7 +206,10 @@ def test_a_commit_that_changes_during_the_run_is_dirty(clone, recorded):
 
 
 def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, recorded, frame_of):
-    runs = frame_of({"naive": [1, 1.1], "quick": [2, 2.2]}, "naive", experiment=ladder.EXPERIMENT, photos="p")
+    rates = {"batches in memory, training": [9, 9]}
+    for name, rate in {"naive": 1, "quick": 2}.items():
+        rates |= {f"{name}, {what}": [rate, 1.1 * rate] for what in ("loader alone", "training")}
+    runs = frame_of(rates, "naive, training", experiment=ladder.EXPERIMENT, photos="p", step="s")
     run = executed(clone, ladder.NOTEBOOK)
     frame = save_frame(runs, recorded(run) / ladder.FRAME)
     storing.store_all([run], storing.describe_run(""), frame.parent)

@@ -115,6 +115,7 @@ def test_a_tour_records_goes_on_after_a_failure_and_says_so(lab, write_notebook,
     assert set(pages) == {"11_fails", "13_works", "index"}
     assert "before" in pages["11_fails"]
     assert "scale ci" in pages["13_works"]
+    assert re.findall(r'<img[^>]* src="([^,]*)', pages["13_works"]) [-1:] == ["data:image/svg+xml;base64"]
     running = ("reloads itself", "running 13_works, notebook 2 of 2.")
     assert all(text in pages["13_works"] for text in running)
     assert not [text for text in running if text in pages["index"]]

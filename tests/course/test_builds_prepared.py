@@ -1,6 +1,5 @@
-"""Judges of notebooks 10 to 11c: the folded answers are right, and each classic mistake is told by its name."""
+"""Judges of notebooks 10 to 11b: the folded answers are right, and each classic mistake is told by its name."""
 
-import io
 import re
 import struct
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from labkit import course
 from tests.paths import REPO
@@ -147,47 +146,6 @@ class TestPixels:
 
     def test_what_is_not_written_prints_nothing(self, said):
         assert said((lambda photos, folder: ..., lambda *box: ...), course.packed_pixels) == ""
-
-
-class TestSmallJpegs:
-    @staticmethod
-    def resized(data, short_side, *, turn=True, enlarge=False, side=min, mode=None, exif=False):
-        image = Image.open(io.BytesIO(data))
-        kept = image.getexif() if exif else None
-        image = ImageOps.exif_transpose(image) if turn else image
-        zoom = short_side / side(image.size)
-        zoom = zoom if enlarge else min(1, zoom)
-        file = io.BytesIO()
-        image = image.convert(mode or image.mode).resize([round(zoom * length) for length in image.size])
-        image.save(file, "JPEG", **({"exif": kept} if exif else {}))
-        return file.getvalue()
-
-    def test_the_folded_answer_is_right(self, said):
-        answer = solved("11_prepare_once", "course.resized_once")["resize_once"]
-        assert said(answer, course.resized_once) == "right\n"
-        assert said(self.resized, course.resized_once) == "right\n"
-
-    @pytest.mark.parametrize(
-        ("mistake", "told"),
-        [
-            ({"turn": False}, "a photo with orientation 6 lies on its side now: turn it before its EXIF is lost"),
-            ({"exif": True}, "orientation 6: EXIF still asks to turn it"),
-            ({"enlarge": True}, "a photo of 30 x 20 was enlarged to 48 x 32"),
-            ({"side": max}, "a photo of 96 x 64: its longer side became 32"),
-            ({"mode": "RGB"}, "a gray photo came back as RGB, not L"),
-            ({"mode": "L"}, "a photo of 96 x 64 came back as L, not RGB"),
-        ],
-    )
-    def test_each_mistake_has_its_name(self, said, mistake, told):
-        assert told in said(lambda data, side: self.resized(data, side, **mistake), course.resized_once)
-
-    def test_another_picture_of_the_right_size(self, said):
-        def upside_down(data, short_side):
-            file = io.BytesIO()
-            Image.open(io.BytesIO(self.resized(data, short_side))).rotate(180).save(file, "JPEG")
-            return file.getvalue()
-
-        assert "no longer shows the same picture" in said(upside_down, course.resized_once)
 
 
 class TestRestartMarkers:

@@ -153,8 +153,15 @@ class TestClaims:
         assert course.claims().loc["batched-transforms", "verdict"] == "not measured yet"
         assert course.claims().loc["dali-2x", "verdict"] == "needs a GPU"
 
-    def test_the_checklist_keeps_its_order(self):
-        assert course.checklist().step.tolist() == [step for step, _ in ledger.CHECKLIST]
+    def test_the_page_is_that_of_the_stored_run_and_lists_what_can_be_looked_up(self):
+        stored = json.loads(results.STORED.read_text())
+        page = (REPO / "notebooks/guide/claims.md").read_text()
+        assert page == ledger.page_of(ledger.judged(stored_results(results.STORED)), stored["machine"])
+        rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| claim |")]
+        assert len(rows) == sum("https://" in claim.source for claim in ledger.LEDGER) > 5
+        assert all("](https://" in row for row in rows)
+        for link in re.findall(r"\]\((\.\./[^)]+)\)", page):
+            assert (REPO / "notebooks/guide" / link).is_file()
 
     def test_the_command_tells_each_claim(self, found):
         told = invoke(main, ["claims"])

@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import tracemalloc
 from functools import cache, partial
 from pathlib import Path
 
@@ -23,6 +22,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, default_collate
+from torchvision.datasets import ImageFolder
 
 import labkit as lk
 from labkit import course
@@ -44,11 +45,11 @@ if __name__ == "__main__":
 
 
 @cache
-def do_this(stem: str) -> str:
-    """The code that a notebook tells its readers to paste."""
+def do_this(stem: str, block: int = 0) -> str:
+    """The code that a notebook tells its readers to paste: the block of this number."""
     told = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4).cells[0].source
     told = told.partition("**Do this.**")[2].partition("**Not if.**")[0]
-    return re.search(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[1]
+    return re.findall(r"^```python\n(.*?)^```$", told, re.DOTALL | re.MULTILINE)[block]
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -58,10 +59,10 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def pasted(stem: str, **given) -> dict:
+def pasted(stem: str, *, block: int = 0, **given) -> dict:
     """The names that the block defines, run here."""
     names = dict(given)
-    exec(compile(do_this(stem), stem, "exec"), names)  # noqa: S102
+    exec(compile(do_this(stem, block), stem, "exec"), names)  # noqa: S102
     return names
 
 
@@ -145,20 +146,40 @@ class Loader:
 class TestStopwatches:
     """00, 01, 12 and 14: what they report is what the clock says."""
 
+    @pytest.mark.parametrize("n_batches", [3, 20])
+    def test_an_epoch_of_kept_batches_is_as_long_and_loads_nothing(self, n_batches):
+        loader = DataLoader(torch.arange(2 * n_batches), batch_size=2)
+        free = pasted("00_measure", loader=loader)["loader"]
+        assert len(free) == n_batches
+        assert [batch.tolist() for batch in free[:3]] == [[0, 1], [2, 3], [4, 5]]
+        assert len({id(batch) for batch in free}) == min(n_batches, 8)
+
     def test_the_rate_leaves_out_the_start(self, monkeypatch, capsys):
         clock = Clock(monkeypatch)
         old, new = (
             Loader(lambda first_s=first_s, s=s: clock.loader(first_s, s, 120)) for first_s, s in ((9, 1), (77, 0.25))
         )
-        names = pasted("00_measure", old=old, new=new)
-        assert capsys.readouterr().out == f"{[4.0] * 7}\n"
+        names = pasted("00_measure", block=1, old=old, new=new)
+        assert capsys.readouterr().out == f"{[4.0] * 8}\n"
         assert names["rate"](new) == 32
+
+    def test_a_comparison_warms_up_and_each_loader_is_first_in_every_second_pair(self, monkeypatch, capsys):
+        clock, order = Clock(monkeypatch), []
+
+        def batches(name):
+            order.append(name)
+            is_first_pass, is_second_of_pair = order.count(name) == 1, len(order) % 2 == 0
+            return clock.loader(1, 50 if is_first_pass else 2 if is_second_of_pair else 1, 120)
+
+        pasted("00_measure", block=1, **{name: Loader(partial(batches, name)) for name in ("old", "new")})
+        assert order[2:] == ["old", "new", "new", "old"] * 4
+        assert capsys.readouterr().out == f"{[0.5] * 4 + [2.0] * 4}\n"
 
     def test_a_short_epoch_gives_no_rate(self, monkeypatch):
         clock = Clock(monkeypatch)
         short = Loader(lambda: clock.loader(1, 1, 119))
-        with pytest.raises((StopIteration, RuntimeError)):
-            pasted("00_measure", old=short, new=short)
+        with pytest.raises(ValueError, match=r"short epoch: load ConcatDataset\(\[dataset\] \* 10\)"):
+            pasted("00_measure", block=1, old=short, new=short)
 
     def test_the_wait_is_what_the_loader_takes(self, monkeypatch, capsys):
         clock = Clock(monkeypatch)
@@ -175,17 +196,38 @@ class TestStopwatches:
         pasted("14_claims", old=one, new=one)
         assert capsys.readouterr().out == "4.00 times as fast, from 1.00 to 7.00\n"
 
-    def test_each_stage_sums_its_seconds(self, monkeypatch):
+    def test_each_stage_and_the_rest_are_told_and_the_first_pass_is_not(self, photos, monkeypatch, capsys):
+        """A photo takes 1 s to read, 5 to convert, 3 to change and 1 to look up; the first pass, 100 s more."""
         clock, n_threads = Clock(monkeypatch), torch.get_num_threads()
+        monkeypatch.chdir(photos)
+        n_photos = len(ImageFolder("photos"))
+        looked_up = []
+
+        def taking(duration_s, function):
+            def call(*args, **kwargs):
+                clock.now_s += duration_s
+                return function(*args, **kwargs)
+
+            return call
+
+        def look_up(dataset, index, own=ImageFolder.__getitem__):
+            looked_up.append(index)
+            clock.now_s += 1 if len(looked_up) > n_photos else 101
+            return own(dataset, index)
+
+        monkeypatch.setattr(Path, "read_bytes", taking(1, Path.read_bytes))
+        monkeypatch.setattr(Image.Image, "convert", taking(5, Image.Image.convert))
+        monkeypatch.setattr(torch.utils.data, "default_collate", taking(n_photos * 10, default_collate))
+        monkeypatch.setattr(ImageFolder, "__getitem__", look_up)
         try:
-            names = pasted("01_naive_pil")
+            names = pasted("01_naive_pil", transform=taking(3, lambda image: torch.zeros(1)))
             assert torch.get_num_threads() == 1
         finally:
             torch.set_num_threads(n_threads)
-        for stage, s in [("decode", 2), ("crop", 1), ("decode", 3)]:
-            with names["watch"](stage):
-                clock.now_s += s
-        assert names["seconds"] == {"decode": 5, "crop": 1}
+        assert len(looked_up) == 2 * n_photos
+        told = {"read": "5%", "decode": "25%", "transform": "15%", "collate": "50%", "rest": "5%"}
+        assert capsys.readouterr().out == f"{told}\n"
+        assert names["seconds"]["decode"] == 5 * n_photos
 
 
 class TestDecoding:
@@ -237,6 +279,27 @@ class TestDecoding:
             pasted("11_prepare_once")["prepare"](source, tmp_path / "small.jpg")
         assert not (tmp_path / "small.jpg").exists()
 
+    def test_a_folder_is_prepared_once(self, tmp_path):
+        names = [f"{class_name}/{name}" for class_name in ("a", "deep/é") for name in ("b.jpg", " c.png")]
+        for number, name in enumerate(names):
+            (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.full((400, 300 + number, 3), 50 * number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name)
+        prepare_folder = pasted("11_prepare_once")["prepare_folder"]
+        prepare_folder(tmp_path / "photos", tmp_path / "small")
+        made = {name: tmp_path / "small" / name for name in names}
+        assert {path for path in (tmp_path / "small").rglob("*") if path.is_file()} == set(made.values())
+        for number, path in enumerate(made.values()):
+            pixels = np.asarray(Image.open(path)).astype(int)
+            assert min(pixels.shape[:2]) == 256
+            assert np.abs(pixels - 50 * number).max() < 3
+        gone, *kept = made.values()
+        gone.unlink()  # as after an interrupt
+        times = [path.stat().st_mtime_ns for path in kept]
+        prepare_folder(str(tmp_path / "photos"), str(tmp_path / "small"))
+        assert gone.is_file()
+        assert [path.stat().st_mtime_ns for path in kept] == times
+
     def test_a_loader_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
         (tmp_path / "photos").symlink_to(photos / "train")
         monkeypatch.chdir(tmp_path)
@@ -246,13 +309,19 @@ class TestDecoding:
             assert np.abs(image.astype(int) - upright(path)).mean() < 1, path.name
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
-    def test_restart_markers_change_no_pixel(self, photos, monkeypatch, tmp_path):
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray", "progressive"])
+    @pytest.mark.parametrize("width", [512, 500, 333, 300, 31])
+    def test_restart_markers_change_no_pixel_and_crops_can_be_cut_out(self, monkeypatch, tmp_path, subsampling, width):
         monkeypatch.chdir(tmp_path)
-        shutil.copy(next((photos / "photos").rglob("*.jpg")), "photo.jpg")
+        pixels = np.random.default_rng(0).integers(0, 256, (200, width, 3), np.uint8)
+        options = {"gray": {}, "progressive": {"progressive": True}}.get(subsampling, {"subsampling": subsampling})
+        mode = "L" if subsampling == "gray" else "RGB"
+        Image.fromarray(pixels).convert(mode).save("photo.jpg", quality=90, **options)
         pasted("11b_crop_by_bytes")
         assert np.array_equal(upright("tiled.jpg"), upright("photo.jpg"))
         data = Path("tiled.jpg").read_bytes()
         assert all(bytes([0xFF, 0xD0 + number]) in data for number in range(8))
+        assert len(lk.cut_jpeg(data, (100, 10, 20, 10))[0]) < len(data) / 2
 
 
 class TestColorsOnTheGPU:
@@ -505,7 +574,8 @@ class TestIndexedTar:
 
     BEFORE = """
 import json
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+from torchvision.datasets import ImageFolder
 """
     AFTER = """
 class Files:
@@ -532,80 +602,6 @@ if __name__ == "__main__":
         expected = sorted([*([str(n), chr(65 + n) * n] for n in range(20)), ["é.png", "not ASCII"]])
         epochs = run_script(tmp_path, self.BEFORE, do_this(self.STEM), self.AFTER, start_method=start_method)
         assert epochs == [expected] * 4
-
-
-class TestRawPixels:
-    """11b: pixels of one photo at a time go to disk, and whatever process opens them finds each again."""
-
-    STEM = "11_prepare_once"
-    SHAPES = ((3, 5, 3), (1, 1, 3), (100, 200, 3), (4, 4, 3))
-
-    def photos(self):
-        return [
-            np.random.default_rng(number).integers(0, 256, shape, np.uint8) for number, shape in enumerate(self.SHAPES)
-        ]
-
-    def test_each_photo_is_found_again_as_a_view(self, tmp_path):
-        names = pasted(self.STEM)
-        turned = [photo.swapaxes(0, 1) for photo in self.photos()]  # not contiguous
-        names["pack"](iter(turned), str(tmp_path / "pixels"))
-        found = names["Pixels"](str(tmp_path / "pixels"))
-        assert all(np.array_equal(found[number], photo) for number, photo in enumerate(turned))
-        assert np.shares_memory(found[2], found.memory)
-        assert len(list(found)) == len(turned)
-
-    def test_one_photo_is_in_memory_at_a_time(self, tmp_path):
-        pack, mb = pasted(self.STEM)["pack"], 2**20
-        tracemalloc.start()
-        try:
-            pack((np.full((1024, 1024, 1), number, np.uint8) for number in range(20)), str(tmp_path / "pixels"))
-            assert tracemalloc.get_traced_memory()[1] < 5 * mb
-        finally:
-            tracemalloc.stop()
-
-    def test_what_was_interrupted_has_no_name(self, tmp_path):
-        names = pasted(self.STEM)
-
-        def interrupted():
-            yield from self.photos()
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            names["pack"](interrupted(), str(tmp_path / "pixels"))
-        assert not (tmp_path / "pixels").exists()
-        with pytest.raises(FileNotFoundError):
-            names["Pixels"](str(tmp_path / "pixels"))
-        with pytest.raises(FileExistsError):
-            names["pack"](self.photos(), str(tmp_path / "pixels"))
-
-    def test_floats_are_refused(self, tmp_path):
-        with pytest.raises(AssertionError):
-            pasted(self.STEM)["pack"]([np.zeros((2, 2, 3))], str(tmp_path / "pixels"))
-
-    AFTER = """
-import json, pickle, torch
-class Photos:
-    def __init__(self):
-        self.photos = Pixels("pixels")
-    def __len__(self):
-        return 4
-    def __getitem__(self, number):
-        return number, int(self.photos[number].sum())
-
-if __name__ == "__main__":
-    photos, epochs = Photos(), []
-    for num_workers in (0, 2):
-        loader = torch.utils.data.DataLoader(photos, 2, shuffle=True, num_workers=num_workers)
-        epochs += [sorted(zip(*(torch.cat(part).tolist() for part in zip(*loader)))) for epoch in range(2)]
-    print(json.dumps([epochs, len(pickle.dumps(photos))]))
-"""
-
-    @pytest.mark.parametrize("start_method", START_METHODS)
-    def test_another_process_and_its_workers_find_them(self, tmp_path, start_method):
-        pasted(self.STEM)["pack"](self.photos(), str(tmp_path / "pixels"))
-        epochs, pickled = run_script(tmp_path, do_this(self.STEM), self.AFTER, start_method=start_method)
-        assert epochs == [[[number, int(photo.sum())] for number, photo in enumerate(self.photos())]] * 4
-        assert pickled < 1000  # bytes, however large the pixels are
 
 
 CORES = """

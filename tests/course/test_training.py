@@ -9,7 +9,7 @@ import torch
 
 import labkit as lk
 from labkit import course
-from labkit.course import training
+from labkit.course import ladder, training
 from labkit.course.training import StandInStep
 from tests.paths import REPO
 
@@ -153,6 +153,39 @@ def test_train_py_runs_as_a_script_and_tells_rate_and_waiting(tmp_path):
     assert [re.sub(r"[\d,]+(?= images)|\d+(?=%)", "N", line) for line in said[1:]] == [
         f"epoch {epoch}: N images/s, N% of the time waiting for batches" for epoch in range(2)
     ]
+
+
+@pytest.mark.parametrize("given", [["nowhere"], ["--data", "."], []])
+def test_train_py_says_what_is_wrong_in_a_line(tmp_path, given):
+    command = [sys.executable, str(REPO / "notebooks/train.py"), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert re.search("nowhere|no folders train and val.*download.py|required", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.exhaustive
+def test_the_accuracy_of_each_rungs_pixels_is_told_with_that_of_every_seed(tmp_path):
+    for part, n_photos in (("train", 12), ("val", 10)):
+        lk.make_photos(tmp_path / "data" / part, n_photos, progress=False)
+    lines = list(course.accuracy_of_rungs(tmp_path / "data", 1, 2, batch_size=6, size=32))
+    names = [ladder.NAIVE, ladder.THREADS, ladder.SMALL, ladder.PIXELS, ladder.QUICK]
+    assert [line.partition(":")[0] for line in lines] == names
+    for line in lines:
+        mean, *each = map(float, re.findall(r"([\d.]+)%", line))
+        assert mean == pytest.approx(sum(each) / 2, abs=0.06)
+        assert len(each) == 2
+        assert all(0 <= share <= 100 for share in each)
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_has_seen_one_class_alone_is_right_about_that_class():
+    step = training.ResNetStep(3, "cpu")
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
+    for _ in range(4):
+        step(images, torch.full((6,), 2))
+    assert step.accuracy([(images, torch.full((6,), 2))]) == 1
+    assert step.accuracy([(images, torch.tensor([2, 2, 2, 0, 1, 1]))]) == 0.5
 
 
 def test_train_py_is_short():

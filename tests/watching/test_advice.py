@@ -124,7 +124,8 @@ class TestTheWorkItself:
         ("attributes", "rung", "notebook"),
         [
             ({"store": object()}, "storage", "08_shard_formats"), ({}, "storage", "08_shard_formats"),
-            ({"decoder": "pil"}, "decoding", "02_read_image"), ({"decoder": "turbojpeg"}, "decoding", "11_prepare_once"),
+            ({"decoder": "pil"}, "decoding", "02_read_image"),
+            ({"decoder": "turbojpeg"}, "decoding", "11_prepare_once"),
             ({"decoder": len}, "decoding", "11_prepare_once"), ({"decoder": None}, "decoding", "11_prepare_once"),
         ],
     )  # fmt: skip
