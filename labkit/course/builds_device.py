@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from labkit.course.exercises import _expect
 from labkit.course.readbacks import count_readbacks
@@ -119,15 +119,27 @@ class _Flipped(Dataset):
         return self.compose(image=picture)["image"]
 
 
+class _Half(_Flipped):
+    """Half of it, with a pipeline of its own."""
+
+    def __len__(self) -> int:
+        return 32
+
+
 def draws_anew(start: Callable[[int], None]) -> None:
-    """Judge a `worker_init_fn` for Albumentations: draws differ between workers and epochs, and a seed repeats them."""
+    """Judge a `worker_init_fn` for Albumentations: draws differ between pipelines, workers and epochs; seeds repeat."""
     with suppress(Exception):  # it fails outside of a worker, unless it is not written yet
         start(0)
-    for dataset in (_Flipped(), Subset(_Flipped(), range(64))):
-        wrapped = " of a Subset" if isinstance(dataset, Subset) else ""
+    both_halves: Dataset = ConcatDataset([_Half(), Subset(_Half(), range(32))])
+    for dataset in (_Flipped(), Subset(_Flipped(), range(64)), both_halves):
+        wrapped = "" if isinstance(dataset, _Flipped) else f" of a {type(dataset).__name__}"
         first, again = (_two_epochs(dataset, start) for _ in range(2))
+        for part in (first[:32], first[32:64]) if dataset is both_halves else (first[:64],):
+            n_drawn = len(np.unique(part[:, 0, 0, 0]))
+            told = f"{n_drawn} of {len(part)} results of an epoch differ"
+            _expect(n_drawn > len(part) / 2, f"two workers{wrapped} draw the same: {told}")
         per_epoch, both = (len(np.unique(part[:, 0, 0, 0])) for part in (first[:64], first))
-        _expect(per_epoch > 32, f"two workers{wrapped} draw the same: {per_epoch} of 64 results of an epoch differ")
+        _expect(per_epoch > 32, f"two pipelines{wrapped} draw the same: {per_epoch} of 64 results of an epoch differ")
         _expect(
             both > 64, f"the second epoch{wrapped} draws what the first one drew: a worker's number does not change"
         )

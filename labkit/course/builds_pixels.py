@@ -8,6 +8,7 @@ import io
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,10 +16,11 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image, JpegImagePlugin
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 
+from labkit.course.exercises import NotAnswered
 from labkit.course.oracles import broken_files, oracle_files
 from labkit.data.decode import decode
 from labkit.util.pictures import encode_image
@@ -149,14 +151,17 @@ def _decoded_sizes() -> Iterator[list[tuple[int, int]]]:
         yield sizes
 
 
-def normalizes_bytes(answer: Callable[[Tensor, Any, Any], Tensor]) -> None:
-    """Judge `normalize_bytes(batch, mean, std)`: torchvision's floats, by one factor and one offset."""
+def normalizes_bytes(answer: Callable[[Any, Any], nn.Module]) -> None:
+    """Judge the module `NormalizeBytes(mean, std)`: torchvision's floats, by a factor and an offset that it keeps."""
     # Three of everything, so that no broadcast over a wrong axis raises.
     batch = torch.randint(256, (3, 3, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
     right = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])(batch)
-    given = batch.clone()
-    with _CountedArithmetic(batch.numel()) as counted:
-        found = answer(given, MEAN, STD)
+    module, given = answer(MEAN, STD), batch.clone()
+    _expect(isinstance(module, nn.Module), f"a {type(module).__name__} is no module: derive it from `torch.nn.Module`")
+    with _Counted(batch.numel()) as counted:
+        found = module(given)
+    if found is ...:
+        raise NotAnswered
     _expect(torch.equal(given, batch), "the batch of bytes was changed in place; leave it as it is")
     _expect(isinstance(found, Tensor), f"a {type(found).__name__} came back; return a tensor")
     _expect(found.dtype == torch.float32, f"{found.dtype} came back: make factor and offset float32")
@@ -165,10 +170,12 @@ def normalizes_bytes(answer: Callable[[Tensor, Any, Any], Tensor]) -> None:
         raise AssertionError(_told_by_mistake(batch, found))
     told = f"the values are right, but arithmetic goes over the batch {counted.n_passes} times"
     _expect(counted.n_passes <= 2, f"{told}: fold 255, mean and std into one factor and one offset")
-    try:
-        answer(batch.to("meta"), MEAN, STD)  # a device without data, which refuses tensors of the CPU
-    except RuntimeError as error:
-        raise AssertionError(f"make factor and offset on the batch's device: {error}") from error
+    _expect(not counted.n_made, "each call makes tensors of mean and std anew: make factor and offset in `__init__`")
+    module, moved = answer(MEAN, STD).to("meta"), batch.to("meta")  # a device that refuses the CPU's tensors
+    with _Counted(batch.numel()) as counted, suppress(RuntimeError):
+        found = module(moved)
+    on_device = found.device.type == "meta" and not counted.n_copied
+    _expect(on_device, "factor and offset stay on the CPU when the module moves: keep them by `register_buffer`")
 
 
 def _told_by_mistake(batch: Tensor, found: Tensor) -> str:
@@ -185,17 +192,19 @@ def _told_by_mistake(batch: Tensor, found: Tensor) -> str:
     return f"the first value is {found.flatten()[0]:.3f}, which torchvision does not give"
 
 
-class _CountedArithmetic(TorchDispatchMode):
-    """Counts the additions and multiplications that go over a whole batch; a multiply-add is one."""
+class _Counted(TorchDispatchMode):
+    """Counts arithmetic that goes over a whole batch, where a multiply-add is one; tensors made of numbers; copies."""
 
     def __init__(self, n_values: int):
         super().__init__()
-        self.n_passes, self._n_values = 0, n_values
+        self.n_passes = self.n_made = self.n_copied = 0
+        self._n_values = n_values
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        is_arithmetic = function.overloadpacket.__name__.rstrip("_") in _ARITHMETIC
-        self.n_passes += is_arithmetic and isinstance(found, Tensor) and found.numel() >= self._n_values
+        found, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__.rstrip("_")
+        self.n_passes += name in _ARITHMETIC and isinstance(found, Tensor) and found.numel() >= self._n_values
+        self.n_made += name in ("lift_fresh", "lift")
+        self.n_copied += name in ("_to_copy", "copy") and args[0].device != found.device
         return found
 
 

@@ -191,6 +191,9 @@ class TestDrawsAnew:
             ("same seed", "a pixel comes to 2 of 4 corners"),
             ("time", "the same seed of torch gives other draws"),
             ("whole data set", "with a Subset, a worker raised AttributeError: 'Subset' object has no"),
+            ("wrapped once", "with a ConcatDataset, a worker raised AttributeError: 'ConcatDataset' object has no"),
+            ("first alone", "two workers of a ConcatDataset draw the same: 16 of 32 results"),
+            ("one seed", "two pipelines of a ConcatDataset draw the same: 32 of 64 results"),
         ],
     )
     def test_a_mistake_is_named(self, capsys, mistake, said):
@@ -200,18 +203,21 @@ class TestDrawsAnew:
 
 def start(mistake):
     def run(worker):
-        seed, dataset = torch.initial_seed() % 2**32, get_worker_info().dataset
+        seed, given = torch.initial_seed() % 2**32, get_worker_info().dataset
         if mistake == "worker":
             seed = worker
         if mistake == "time":
             seed = None
-        if mistake != "whole data set":
-            dataset = getattr(dataset, "dataset", dataset)
-        if mistake == "global":
-            np.random.seed(seed), random.seed(seed)
-        elif mistake == "same seed":
-            dataset.compose.set_random_seed(seed)
-        else:
-            dataset.compose.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        datasets = [given] if mistake == "wrapped once" else getattr(given, "datasets", [given])
+        for number, dataset in enumerate(datasets[: 1 if mistake == "first alone" else None]):
+            if mistake != "whole data set":
+                dataset = getattr(dataset, "dataset", dataset)
+            own = seed if mistake in ("one seed", "time") else seed + number
+            if mistake == "global":
+                np.random.seed(own), random.seed(own)
+            elif mistake == "same seed":
+                dataset.compose.set_random_seed(own)
+            else:
+                dataset.compose.set_random_state(np.random.default_rng(own), random.Random(own))
 
     return run

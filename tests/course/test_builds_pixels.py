@@ -3,6 +3,7 @@
 import io
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -16,11 +17,12 @@ from torchcodec.decoders import decode_image
 from torchvision.transforms import v2
 
 from labkit import course
+from labkit.course.builds_pixels import MEAN, STD
 from tests.paths import REPO
 
 
-def folded(notebook, function):
-    """The function that an exercise's folded answer defines."""
+def folded(notebook, function, name=None):
+    """What an exercise's folded answer defines: the function, or the class of that name that has it."""
     nodes = nbformat.read(REPO / "notebooks" / f"{notebook}.ipynb", as_version=4)
     texts = [cell.source for cell in nodes.cells if "<summary>Answer</summary>" in cell.source]
     (block,) = [
@@ -34,7 +36,7 @@ def folded(notebook, function):
         "simplejpeg": simplejpeg, "decode_image": decode_image,
     }  # fmt: skip
     exec(block, names)  # noqa: S102  # the notebook's own code
-    return names[function]
+    return names[name or function]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,6 @@ def folded(notebook, function):
     [
         ("02_read_image", "scaled_crop", course.scaled_decode),
         ("02b_any_file", "read_rgb_tensor", course.reads_rgb),
-        ("04_tensor_transforms", "normalize_bytes", course.normalizes_bytes),
         ("04_tensor_transforms", "flip_each", course.flips_each),
     ],
 )
@@ -168,55 +169,81 @@ def of_shape(values, *shape):
     return torch.tensor(values).view(shape)
 
 
-def shaped(*shape):
-    """torchvision's way, with mean and std of this shape."""
-    return lambda batch, mean, std: torch.addcmul(
-        -of_shape(mean, *shape) / of_shape(std, *shape), batch, 1 / (255 * of_shape(std, *shape))
-    )
+class Normalize(torch.nn.Module):
+    """The right answer for `shape` (3, 1, 1), and wrong ones."""
+
+    def __init__(self, mean, std, shape=(3, 1, 1), forward=None, kept="buffers"):
+        super().__init__()
+        self.given, self.mean, self.std = forward, of_shape(mean, *shape), of_shape(std, *shape)
+        self.kept, self.numbers = kept, (mean, std)
+        if kept == "buffers":
+            self.register_buffer("factor", 1 / (255 * self.std))
+            self.register_buffer("offset", -self.mean / self.std)
+        else:
+            self.factor, self.offset = 1 / (255 * self.std), -self.mean / self.std
+
+    def forward(self, batch):
+        if self.given:
+            return self.given(batch, self.mean, self.std)
+        factor, offset = self.factor, self.offset
+        if self.kept == "anew":
+            mean, std = (torch.tensor(three, device=batch.device).view(3, 1, 1) for three in self.numbers)
+            factor, offset = 1 / (255 * std), -mean / std
+        if self.kept == "copied":
+            factor, offset = factor.to(batch.device), offset.to(batch.device)
+        return torch.addcmul(offset, batch, factor)
 
 
-def as_doubles(batch, mean, std):
-    mean, std = (torch.from_numpy(np.array(values)).view(3, 1, 1) for values in (mean, std))
-    return batch * (1 / (255 * std)) - mean / std
+def by(forward, shape=(3, 1, 1)):
+    return partial(Normalize, forward=forward, shape=shape)
+
+
+def folded_on(batch, mean, std):
+    return torch.addcmul(-mean / std, batch, 1 / (255 * std))
 
 
 def in_place(batch, mean, std):
     batch.floor_divide_(2)
-    return shaped(3, 1, 1)(batch, mean, std)
+    return folded_on(batch, mean, std)
 
 
-AXIS = "mean and std were applied along the {}, not along the channels"
+AXIS = "mean and std were applied along {}, not along the channels"
 OFFSET = "the mean was subtracted after the division by std: subtract mean / std"
 UNSCALED = "mean and std are those of values from 0 to 1, and were applied to bytes from 0 to 255"
+THREE = "the values are right, but arithmetic goes over the batch 3 times"
+STAY = "factor and offset stay on the CPU when the module moves: keep them by `register_buffer`"
 
 
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda batch, mean, std: (batch - of_shape(mean, 3, 1, 1)) / of_shape(std, 3, 1, 1), UNSCALED),
-        (lambda batch, mean, std: (batch / of_shape(std, 3, 1, 1) - of_shape(mean, 3, 1, 1)) / 255, UNSCALED),
-        (lambda batch, mean, std: batch / of_shape(std, 3, 1, 1) / 255 - of_shape(mean, 3, 1, 1), OFFSET),
-        (lambda batch, mean, std: batch * of_shape(std, 3, 1, 1), "the first value is"),
-        (shaped(3), AXIS.format("columns")),
-        (shaped(3, 1), AXIS.format("rows")),
-        (shaped(3, 1, 1, 1), AXIS.format("images")),
-        (as_doubles, "torch.float64 came back: make factor and offset float32"),
-        (in_place, "the batch of bytes was changed in place; leave it as it is"),
-        (
-            lambda batch, mean, std: (batch / 255 - of_shape(mean, 3, 1, 1)) / of_shape(std, 3, 1, 1),
-            "the values are right, but arithmetic goes over the batch 3 times",
-        ),
-        (
-            lambda batch, mean, std: v2.functional.normalize(v2.functional.to_dtype(batch, scale=True), mean, std),
-            "the values are right, but arithmetic goes over the batch 3 times",
-        ),
-        (shaped(3, 1, 1), "make factor and offset on the batch's device"),
-        (lambda batch, mean, std: shaped(3, 1, 1)(batch, mean, std)[0], "the shape is (3, 3, 3), not (3, 3, 3, 3)"),
-        (lambda batch, mean, std: batch.numpy(), "a ndarray came back; return a tensor"),
+        (by(lambda batch, mean, std: (batch - mean) / std), UNSCALED),
+        (by(lambda batch, mean, std: (batch / std - mean) / 255), UNSCALED),
+        (by(lambda batch, mean, std: batch / std / 255 - mean), OFFSET),
+        (by(lambda batch, mean, std: batch * std), "the first value is"),
+        (by(None, (3,)), AXIS.format("the columns")),
+        (by(None, (3, 1)), AXIS.format("the rows")),
+        (by(None, (3, 1, 1, 1)), AXIS.format("the images")),
+        (by(lambda batch, mean, std: folded_on(batch, mean.double(), std.double())), "torch.float64 came back"),
+        (by(in_place), "the batch of bytes was changed in place; leave it as it is"),
+        (by(lambda batch, mean, std: (batch / 255 - mean) / std), THREE),
+        (by(lambda batch, mean, std: v2.functional.normalize(batch / 255, [*MEAN], [*STD])), THREE),
+        (by(lambda batch, mean, std: folded_on(batch, mean, std)[0]), "the shape is (3, 3, 3), not (3, 3, 3, 3)"),
+        (by(lambda batch, mean, std: batch.numpy()), "a ndarray came back; return a tensor"),
+        (partial(Normalize, kept="anew"), "each call makes tensors of mean and std anew"),
+        (partial(Normalize, kept="attributes"), STAY),
+        (partial(Normalize, kept="copied"), STAY),
+        (lambda mean, std: lambda batch: folded_on(batch, mean, std), "a function is no module"),
     ],
 )
 def test_a_batch_normalized_wrongly_is_told_by_its_mistake(said, answer, told):
     assert said(answer, course.normalizes_bytes).startswith(f"not yet: {told}")
+
+
+def test_a_module_that_keeps_factor_and_offset_is_right_and_an_open_one_is_not_judged(said):
+    assert said(folded("04_tensor_transforms", "__init__", name="NormalizeBytes"), course.normalizes_bytes) == "right\n"
+    assert said(Normalize, course.normalizes_bytes) == "right\n"
+    assert said(by(lambda *given: ...), course.normalizes_bytes) == ""
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ class TestWorkersDraws:
     """05: no two results are the same, whatever starts the workers."""
 
     BEFORE = """
-import json, albumentations as A, numpy as np
+import json, albumentations as A, numpy as np, torch
 class Photos:
     def __init__(self):
         self.compose = A.Compose([A.RandomBrightnessContrast(p=1)])
@@ -444,15 +444,18 @@ if __name__ == "__main__":
     print(json.dumps([image.tobytes().hex() for _ in range(2) for batch in loader for image in batch.numpy()]))
 """
 
+    @pytest.mark.parametrize(
+        "wrapped", ["", "dataset = torch.utils.data.Subset(Photos(), range(32))"], ids=["", "part"]
+    )
     @pytest.mark.parametrize("kept", [True, False], ids=["kept", "new"])
     @pytest.mark.parametrize("start_method", START_METHODS)
-    def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept):
+    def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept, wrapped):
         workers = f"num_workers=2, persistent_workers={kept}"
         block = replaced(
             do_this("05_albumentations"), ("batch_size=64", "batch_size=4"), ("num_workers=8", workers),
         )  # fmt: skip
         offline = {"NO_ALBUMENTATIONS_UPDATE": "1"}
-        parts = self.BEFORE, block, self.AFTER
+        parts = self.BEFORE, wrapped, block, self.AFTER
         seen = run_script(tmp_path, *parts, start_method=start_method, environment=offline)
         assert len(seen) == len(set(seen)) == 64
 
