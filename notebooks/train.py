@@ -12,12 +12,14 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_loader(photos, batch_size=64):
-    to_tensor = transforms.Compose([
-        transforms.RandomResizedCrop(224),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ])
+    to_tensor = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
     return DataLoader(datasets.ImageFolder(photos, to_tensor), batch_size, shuffle=True)
 
 
@@ -32,9 +34,10 @@ def train(loader, step):
         if batch is None:
             break
         images, labels = batch
-        step(images, labels)
+        step(
+            images, labels
+        ).item()  # wait for the device; else the clock would show when Python asks, not what it trains
         n_images += len(images)
-    step.wait()
     elapsed_s = time.perf_counter() - start
     return n_images / elapsed_s, waiting_s / elapsed_s
 

@@ -23,7 +23,7 @@ _NAMES = {
     "course.results": ["result"],
     "course.servers": ["serve_folder", "serve_s3"],
     "course.starting": ["where_to_start"],
-    "course.training": ["make_step"],
+    "course.training": ["copied_ahead", "make_step", "training_now"],
     "data.samples": ["make_depth"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
     "loading.agreement": ["agreement"],

@@ -9,6 +9,7 @@ import torch
 
 import labkit as lk
 from labkit import course
+from labkit.course import training
 from labkit.course.training import StandInStep
 from tests.paths import REPO
 
@@ -63,9 +64,26 @@ class TestTheStandIn:
         clock = Clock()
         step = step_of(clock, images_per_s=2180)
         for _ in range(50):
-            step(torch.zeros(64, 3), None)
+            step(torch.zeros(64, 0), None)
         step.wait()
         assert 50 * 64 / (clock.now - 100) == pytest.approx(2180)
+
+    def test_copies_a_batch_before_its_step_unless_that_was_done_ahead(self):
+        images = [torch.zeros(10, 50), torch.zeros(10, 50)]  # 2,000 bytes: 2 s of copying, 1 s of step
+        for ahead, seconds in ((False, 6), (True, 5)):
+            clock = Clock()
+            step = StandInStep(10, bus_bytes_per_s=1000, clock=clock, sleep=clock.sleep)
+            batches = [(each, None) for each in images]
+            for batch in course.copied_ahead(batches, step) if ahead else batches:
+                step(*batch).item()
+            assert clock.now == pytest.approx(100 + seconds)
+
+    def test_copied_ahead_gives_all_batches_in_order_and_again(self):
+        batches = [(torch.full((2, 3), number), number) for number in range(4)]
+        loader = course.copied_ahead(batches, StandInStep())
+        assert [[label for _, label in loader] for _ in range(2)] == [[0, 1, 2, 3]] * 2
+        assert len(loader) == 4
+        assert list(course.copied_ahead([], StandInStep())) == []
 
     def test_says_what_it_is(self):
         assert repr(StandInStep(2180)) == "a stand-in for a GPU that trains 2,180 images/s"
@@ -84,6 +102,47 @@ def test_with_cuda_a_resnet_trains_bytes_and_floats():
         assert torch.isfinite(step(batch, labels)).item()
     step.wait()
     assert repr(step).startswith("ResNet-50 on ")
+
+
+RATES = {
+    "PIL, loader alone": [120, 120], "PIL, training": [100, 110], "pixels, loader alone": [4000, 4200],
+    "pixels, training": [400, 400], "batches in memory, training": [500, 500],
+}  # fmt: skip
+
+
+class TestTheTrainingNow:
+    def test_its_ratios_and_shares_are_those_of_the_rates_that_stand_beside_them(self, frame_of):
+        table = training.training_table(frame_of(RATES, "PIL, training"))
+        assert table.index.to_list() == ["PIL", "pixels"]
+        assert table[["alone", "training"]].to_numpy().tolist() == [[120, 105], [4100, 400]]
+        assert table["speedup"].to_list() == pytest.approx([1, 400 / 105])
+        assert table["waiting"].to_list() == pytest.approx([1 - 105 / 500, 1 - 400 / 500])
+        assert table["ci_low"]["pixels"] < 400 / 105 < table["ci_high"]["pixels"]
+
+    def test_no_training_waits_less_than_nothing(self, frame_of):
+        rates = RATES | {"pixels, training": [501, 502]}
+        assert training.training_table(frame_of(rates, "PIL, training"))["waiting"]["pixels"] == 0
+
+    @pytest.mark.parametrize("thorough", [False, True])
+    def test_it_shows_both_rates_and_waiting_and_says_what_the_step_is(self, thorough, monkeypatch):
+        monkeypatch.setenv("LABKIT_THOROUGH", "1" if thorough else "")
+        batches = [(torch.zeros(4, 3, 8, 8), torch.zeros(4))] * 3
+        now = course.training_now({"one": batches, "other": batches}, experiment="x", step=StandInStep(4000))
+        for shown in (repr(now), now._repr_html_()):
+            for text in ("one", "other", "loader alone (images/s)", "training (images/s)", "waiting", "a stand-in for"):
+                assert text in shown
+            assert ("times as fast" in shown) == thorough
+        assert now.frame["training"].le(4000 * 1.01).all()
+
+    def test_it_needs_a_loader(self):
+        with pytest.raises(ValueError, match="no loaders"):
+            course.training_now({}, experiment="x")
+
+    def test_torch_has_its_threads_again(self):
+        before = torch.get_num_threads()
+        batches = [(torch.zeros(4, 3, 8, 8), torch.zeros(4))]
+        course.training_now({"one": batches}, experiment="x", step=StandInStep(1e6))
+        assert torch.get_num_threads() == before
 
 
 def test_train_py_runs_as_a_script_and_tells_rate_and_waiting(tmp_path):
