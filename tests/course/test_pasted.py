@@ -629,6 +629,30 @@ def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allo
     assert given == default == max(1, n_allowed // int(n_ranks or 1))
 
 
+@pytest.mark.parametrize(
+    ("limit", "n_cores", "n_ranks", "workers"),
+    [
+        (None, 8, 1, 8),
+        ("max 100000\n", 8, 1, 8),
+        ("250000 100000\n", 8, 1, 2),
+        ("400000 200000\n", 8, 1, 2),
+        ("50000 100000\n", 8, 1, 1),
+        ("800000 100000\n", 2, 1, 2),
+        ("600000 100000\n", 8, 3, 2),
+        (None, 2, 3, 1),
+    ],
+)
+def test_a_quota_limits_the_workers(tmp_path, monkeypatch, limit, n_cores, n_ranks, workers):
+    """03."""
+    (tmp_path / "cpu.max").write_text(limit or "")
+    file = tmp_path / ("cpu.max" if limit else "none")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(n_cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
+    found = {"dataset": range(4)}
+    exec(replaced(do_this("03_persistent_workers"), ("/sys/fs/cgroup/cpu.max", str(file))), found)  # noqa: S102
+    assert found["loader"].num_workers == workers
+
+
 BEFORE_KEPT = """
 import os
 class Numbered:
