@@ -79,6 +79,12 @@ def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
         raise AssertionError(
             "a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does"
         )
+    other = answer(_N_SAMPLES, _SEED + 1)
+    if len(torch.cat([*alone, _two_epochs(other, 0)[0]]).unique(dim=0)) < 3 * _N_SAMPLES:
+        raise AssertionError(
+            "a run with the next seed draws in epoch 0 what this one drew, as with seed + epoch: mix seed, epoch and "
+            "index, as np.random.SeedSequence does"
+        )
     for num_workers in (1, 3):
         first, second = _two_epochs(dataset, num_workers)
         if not torch.equal(first, alone[0]):

@@ -106,6 +106,10 @@ WRONG = {
         changed(DRAWS, ("[self.seed, int(self.epoch), index]", "self.seed + int(self.epoch) + index")),
         "what its neighbor drew in epoch 0",
     ),
+    "seed and epoch added": (
+        changed(DRAWS, ("self.seed, int(self.epoch), index", "self.seed + int(self.epoch), index")),
+        "a run with the next seed draws in epoch 0 what this one drew",
+    ),
     "worker id": (with_draw(LAZY), "with num_workers=1, samples draw otherwise than without workers"),
     "worker id, and index": (
         with_draw(
@@ -138,7 +142,8 @@ class TestDraws:
     def test_so_are_global_generators_that_get_their_states_back(self, said_of_draws):
         restored = """
             old = torch.get_rng_state()
-            torch.default_generator.manual_seed(self.seed + 1000 * int(self.epoch) + index)
+            seeds = np.random.SeedSequence([self.seed, int(self.epoch), index]).generate_state(1)
+            torch.default_generator.manual_seed(int(seeds[0]))
             try:
                 return torch.rand(3)
             finally:

@@ -391,10 +391,14 @@ class TestSeeds:
     STEM, N_EPOCHS = "03b_seeds", 2
     BEFORE = """
 import json, pathlib
-def load(path):  # draws from all three generators
-    with open(path) as file:
-        return int(file.read()), random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
-names = sorted(map(str, pathlib.Path("photos").iterdir()))
+class Photos:  # draws from all three generators
+    paths = sorted(map(str, pathlib.Path("photos").iterdir()))
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, index):
+        with open(self.paths[index]) as file:
+            return int(file.read()), random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
+dataset = Photos()
 seen, own = [[], []], []
 def step(epoch, batch):
     numbers, *draws = (part.tolist() for part in batch)
@@ -409,11 +413,14 @@ if __name__ == "__main__":
     print(json.dumps({"seen": seen, "own": own}))
 """
 
-    def train(self, folder, num_workers, kept, start_method="fork", loop="for batch in loader: step(epoch, batch)"):
+    def train(
+        self, folder, num_workers, kept, start_method="fork", loop="for batch in loader: step(epoch, batch)", seed=7
+    ):
         block = replaced(
             do_this(self.STEM),
             ("num_workers=8, persistent_workers=True", f"num_workers={num_workers}, persistent_workers={kept}"),
             ("batch_size=64", "batch_size=3"),
+            ("seed=7", f"seed={seed}"),
             ("range(90)", f"range({self.N_EPOCHS})"),
             ("for batch in loader: ...", loop),
         )
@@ -431,6 +438,13 @@ if __name__ == "__main__":
         assert len({tuple(order) for order in [*orders, range(len(NAMES))]}) == 3
         draws = [draw for _, drawn in [*first, *second] for draw in drawn]
         assert len(set(draws)) == len(draws)
+
+    def test_no_epoch_is_one_of_a_run_with_another_seed(self, in_one_process, odd_names):
+        other = self.train(odd_names, 0, False, seed=8)["seen"]
+        draws = [{tuple(draw) for _, draw in epoch} for epoch in (*in_one_process["seen"], *other)]
+        assert len(set.union(*draws)) == sum(map(len, draws))
+        orders = [[number for number, _ in epoch] for epoch in (*in_one_process["seen"], *other)]
+        assert len(set(map(tuple, orders))) == len(orders)
 
     @pytest.mark.parametrize(("num_workers", "kept"), [(1, True), (3, False), (3, True)])
     @pytest.mark.parametrize("start_method", START_METHODS)
