@@ -10,7 +10,7 @@ from typing import Any
 _NAMES = {
     "course.builds_pixels": ["flips_each", "normalizes_bytes", "reads_rgb"],
     "course.builds_storage": ["depth_in_meters", "index_of_tar", "shuffle_buffer"],
-    "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample"],
+    "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample", "shared_names"],
     "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],
     "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "resized_once", "restart_markers"],
     "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],
