@@ -464,6 +464,68 @@ if __name__ == "__main__":
         assert self.train(odd_names, 2, True, loop=leave)["seen"][1] == in_one_process["seen"][1]
 
 
+class TestWorkerMemory:
+    """03c: every name comes back, and no worker copies the names, nor what existed before it was forked."""
+
+    STEM = "03c_worker_memory"
+    READING = """
+import json, pathlib
+def load(path):
+    with open(path) as file:
+        return int(file.read())
+names = sorted(map(str, pathlib.Path("photos").iterdir()))
+seen = [[], []]
+"""
+    READ = """
+if __name__ == "__main__":
+    print(json.dumps(seen))
+"""
+    MANY = """
+import json
+def load(path):
+    if path.endswith("_0.JPEG"):
+        gc.collect()
+    return len(path)
+names = [f"train/n{number % 1000:08d}/n{number % 1000:08d}_{number}.JPEG" for number in range(N_NAMES)]
+if __name__ == "__main__":
+    import gc
+    gc.disable()
+"""
+    MEMORY = """
+if __name__ == "__main__":
+    from labkit.measure.usage import tree_memory
+    memory = tree_memory().set_index("pid").private_mb
+    print(json.dumps([float(memory[worker.pid]) for worker in loader._iterator._workers]))
+"""
+
+    def train(self, folder, start_method, before, after, *changes):
+        block = replaced(do_this(self.STEM), ("num_workers=8", "num_workers=2"), ("range(90)", "range(2)"), *changes)
+        return run_script(folder, before, block, after, start_method=start_method)
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_every_photo_comes_in_each_epoch(self, odd_names, start_method):
+        keep = ("for batch in loader: ...", "for batch in loader: seen[epoch] += batch.tolist()")
+        first, second = self.train(
+            odd_names, start_method, self.READING, self.READ, keep, ("batch_size=64", "batch_size=2")
+        )
+        assert sorted(first) == sorted(second) == list(range(len(NAMES)))
+
+    def private_mb(self, folder, start_method, *changes):
+        before = self.MANY.replace("N_NAMES", "200_000")
+        return self.train(folder, start_method, before, self.MEMORY, ("batch_size=64", "batch_size=2000"), *changes)
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_no_worker_has_a_copy_of_the_names(self, tmp_path, start_method):
+        packed = self.private_mb(tmp_path, start_method)
+        in_list = self.private_mb(tmp_path, start_method, ("self.names = PackedNames(names)", "self.names = names"))
+        assert max(packed) + 10 < min(in_list)
+
+    def test_a_collection_copies_nothing_that_was_frozen(self, tmp_path):
+        frozen = self.private_mb(tmp_path, "fork")
+        thawed = self.private_mb(tmp_path, "fork", ("gc.collect(); gc.freeze()", "gc.collect()"))
+        assert min(frozen) + 10 < max(thawed)  # the worker that has collected
+
+
 class TestIndexedTar:
     """09: every file of a tar by its name, and no other bytes."""
 
