@@ -185,14 +185,19 @@ WRONG_NAMES = {
     "array of str": (AS_A_WHOLE.format(held="np.array(names)"), "4 bytes for each character of the longest name"),
     "array of objects": (AS_A_WHOLE.format(held="np.array(names, object)"), "an array of objects holds references"),
     "array of bytes": (
-        changed(AS_A_WHOLE.format(held=f"np.array({ENCODED})"), ("self.held[number]", "os.fsdecode(self.held[number])")),
+        changed(
+            AS_A_WHOLE.format(held=f"np.array({ENCODED})"), ("self.held[number]", "os.fsdecode(self.held[number])")
+        ),
         "every name as long as the longest",
     ),
     "list of bytes": (
         changed(AS_A_WHOLE.format(held=ENCODED), ("self.held[number]", "os.fsdecode(self.held[number])")),
         "a list of 3,008 objects",
     ),
-    "kept beside": (changed(NAMES, ("        encoded =", "        self.names = names\n        encoded =")), "a list of 3"),
+    "kept beside": (
+        changed(NAMES, ("        encoded =", "        self.names = names\n        encoded =")),
+        "a list of 3",
+    ),
     "UTF-8 alone": (changed(NAMES, ("os.fsencode(name)", "name.encode()")), "names of files may be any bytes"),
     "replaced": (changed(NAMES, ("os.fsencode(name)", 'name.encode(errors="replace")')), "os.fsencode and os.fsdecode"),
     "characters": (changed(NAMES, ("len, encoded", "len, names")), "`é` is one character, and two bytes"),
@@ -245,7 +250,8 @@ class TestNames:
         assert told in said
 
     @pytest.mark.parametrize(
-        "code", ["def Names(names):\n    return ...", changed(AS_A_WHOLE.format(held="1"), ("self.held[number]", "..."))]
+        "code",
+        ["def Names(names):\n    return ...", changed(AS_A_WHOLE.format(held="1"), ("self.held[number]", "..."))],
     )
     def test_a_skeleton_says_nothing(self, said_of_names, code):
         assert said_of_names(code) == ""
