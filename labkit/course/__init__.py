@@ -11,7 +11,7 @@ _NAMES = {
     "course.accuracy": ["accuracy_of_rungs"],
     "course.builds_pixels": ["flips_each", "normalizes_bytes", "reads_rgb", "scaled_decode"],
     "course.builds_storage": ["depth_in_meters", "index_of_tar", "shuffle_buffer"],
-    "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample"],
+    "course.builds_workers": ["cores_of_a_process", "draws_of_a_sample", "shared_names"],
     "course.builds_measuring": ["judge_load_batch", "judge_wait_share"],
     "course.builds_prepared": ["jpeg_sizes", "packed_pixels", "restart_markers"],
     "course.builds_device": ["copies_ahead", "draws_anew", "mixes_without_waiting"],

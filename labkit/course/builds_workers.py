@@ -1,9 +1,14 @@
-"""Judges of what learners build in 03 and 03b: the cores of a process, and draws that belong to a sample."""
+"""Judges of what learners build in 03, 03b and 03c: a process's cores, draws of a sample, names that are not copied."""
 
+import gc
 import multiprocessing
 import os
+import pickle
 import random
+import sys
 import tempfile
+import tracemalloc
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,6 +84,12 @@ def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
         raise AssertionError(
             "a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does"
         )
+    other = answer(_N_SAMPLES, _SEED + 1)
+    if len(torch.cat([*alone, _two_epochs(other, 0)[0]]).unique(dim=0)) < 3 * _N_SAMPLES:
+        raise AssertionError(
+            "a run with the next seed draws in epoch 0 what this one drew, as with seed + epoch: mix seed, epoch and "
+            "index, as np.random.SeedSequence does"
+        )
     for num_workers in (1, 3):
         first, second = _two_epochs(dataset, num_workers)
         if not torch.equal(first, alone[0]):
@@ -111,6 +122,82 @@ def _two_epochs(dataset: Any, num_workers: int) -> list[torch.Tensor]:
             dataset.set_epoch(epoch)
             epochs.append(torch.cat(list(loader))[order.argsort()])
     return epochs
+
+
+_NAMES = (
+    *(f"train/n{number % 97:08d}/n{number:08d}.JPEG" for number in range(3000)),
+    *("é.jpg", "写真 1.jpg", os.fsdecode(b"\xff\xfe.jpg"), " b.jpg", "c.jpg ", "two\nlines.jpg", "long/" * 200, "end"),
+)
+_EACH_BYTES, _OWN_BYTES = 16, 5000  # that a name's place, and the object itself, may take
+_A_FEW = 100  # objects
+_ANY_BYTES = "names of files may be any bytes; os.fsencode and os.fsdecode keep them"
+
+
+def shared_names(answer: Callable[[list[str]], Any]) -> None:
+    """`answer(names)` has to give each name by its number, from a few objects that hold the bytes of all names."""
+    names = [os.fsdecode(os.fsencode(name)) for name in _NAMES]  # strings that nothing else refers to
+    n_bytes = sum(len(os.fsencode(name)) for name in names)
+    n_references = sys.getrefcount(names[7])
+    try:
+        packed = answer(names)
+        if packed[0] is ...:
+            raise NotAnswered
+        found = [packed[number] for number in range(len(names))]
+    except UnicodeError as error:
+        raise AssertionError(f"{error}: {_ANY_BYTES}") from error
+    for number, (name, got) in enumerate(zip(names, found, strict=True)):
+        if got != name:
+            why = ""
+            if isinstance(got, bytes):
+                why = ": names are strings, which os.fsdecode makes of bytes"
+            elif any("\ud800" <= character <= "\udfff" for character in name):
+                why = f": {_ANY_BYTES}"
+            elif not name.isascii():
+                why = ": `é` is one character, and two bytes"
+            raise AssertionError(f"name {number} is {name!r:.60}, and {got!r:.60} came back{why}")
+    del found, got
+    _expect_few_objects(packed)
+    if sys.getrefcount(names[7]) > n_references:
+        raise AssertionError("it still refers to the strings, whose reference counts change whenever they are read")
+    try:
+        n_pickled = len(pickle.dumps(packed))
+    except Exception as error:
+        raise AssertionError(f"a spawned worker gets it by pickle, which says: {error}") from error
+    if n_pickled > n_bytes + _EACH_BYTES * len(names) + _OWN_BYTES:
+        raise AssertionError(f"the names are {n_bytes:,} bytes, and it holds {n_pickled:,}")
+    tracemalloc.start()
+    packed[7]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    if peak_bytes > n_bytes / 4:
+        raise AssertionError(f"reading one name takes {peak_bytes:,} bytes, as if all were unpacked for it")
+
+
+_KINDS_OF_ARRAY = {
+    "U": "an array of str has 4 bytes for each character of the longest name, in every name",
+    "S": "an array of bytes makes every name as long as the longest: put them end to end, and keep where each ends",
+    "O": "an array of objects holds references to strings, as a list does, so that reading a name writes to it",
+}
+
+
+def _expect_few_objects(held: Any) -> None:
+    """Walk all that an object refers to; many objects, or an array of one element per name, are a mistake."""
+    seen, todo = set[int](), [held]
+    while todo:
+        each = todo.pop()
+        if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType | torch.dtype):
+            continue
+        seen.add(id(each))
+        if isinstance(each, np.ndarray) and each.dtype.kind in _KINDS_OF_ARRAY:
+            raise AssertionError(_KINDS_OF_ARRAY[each.dtype.kind])
+        if isinstance(each, list | tuple | dict | set | frozenset) and len(each) > _A_FEW:
+            raise AssertionError(
+                f"a {type(each).__name__} of {len(each):,} objects: reading one changes its reference count, so that a "
+                "worker copies its page"
+            )
+        todo += gc.get_referents(each)
+    if len(seen) > _A_FEW:
+        raise AssertionError(f"it consists of {len(seen):,} Python objects, each with a reference count")
 
 
 def _generators() -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class PackedStrings(Sequence[str]):
     >>> names[999], len(names)
     ('cat/999.jpg', 1000)
 
-    Taught in: notebooks/03b_seeds.ipynb
+    Taught in: notebooks/03c_worker_memory.ipynb
     """
 
     def __init__(self, strings: Iterable[str]):

@@ -1,9 +1,11 @@
-"""What learners build in 03 and 03b: the folded answer is right, and each classic mistake is told by its name."""
+"""What learners build in 03, 03b and 03c: the folded answer is right, and each classic mistake is told by its name."""
 
 import importlib
 import os
 import re
+import sys
 import textwrap
+import types
 
 import nbformat
 import pytest
@@ -106,6 +108,10 @@ WRONG = {
         changed(DRAWS, ("[self.seed, int(self.epoch), index]", "self.seed + int(self.epoch) + index")),
         "what its neighbor drew in epoch 0",
     ),
+    "seed and epoch added": (
+        changed(DRAWS, ("self.seed, int(self.epoch), index", "self.seed + int(self.epoch), index")),
+        "a run with the next seed draws in epoch 0 what this one drew",
+    ),
     "worker id": (with_draw(LAZY), "with num_workers=1, samples draw otherwise than without workers"),
     "worker id, and index": (
         with_draw(
@@ -138,7 +144,8 @@ class TestDraws:
     def test_so_are_global_generators_that_get_their_states_back(self, said_of_draws):
         restored = """
             old = torch.get_rng_state()
-            torch.default_generator.manual_seed(self.seed + 1000 * int(self.epoch) + index)
+            seeds = np.random.SeedSequence([self.seed, int(self.epoch), index]).generate_state(1)
+            torch.default_generator.manual_seed(int(seeds[0]))
             try:
                 return torch.rand(3)
             finally:
@@ -155,3 +162,96 @@ class TestDraws:
 
     def test_a_skeleton_says_nothing(self, said_of_draws):
         assert said_of_draws(with_draw("return ...")) == ""
+
+
+NAMES = folded_answer("03c_worker_memory", "03c.1")
+AS_A_WHOLE = """
+class Names:
+    def __init__(self, names):
+        self.held = {held}
+
+    def __getitem__(self, number):
+        return self.held[number]
+"""
+ENCODED = "[os.fsencode(name) for name in names]"
+DECODED = "os.fsdecode(self.block[start:end])"
+WRONG_NAMES = {
+    "list": (AS_A_WHOLE.format(held="names"), "a list of 3,008 objects: reading one changes its reference count"),
+    "tuple": (AS_A_WHOLE.format(held="tuple(names)"), "a tuple of 3,008 objects"),
+    "deque": (
+        AS_A_WHOLE.format(held="__import__('collections').deque(names)"),
+        "Python objects, each with a reference count",
+    ),
+    "array of str": (AS_A_WHOLE.format(held="np.array(names)"), "4 bytes for each character of the longest name"),
+    "array of objects": (AS_A_WHOLE.format(held="np.array(names, object)"), "an array of objects holds references"),
+    "array of bytes": (
+        changed(
+            AS_A_WHOLE.format(held=f"np.array({ENCODED})"), ("self.held[number]", "os.fsdecode(self.held[number])")
+        ),
+        "every name as long as the longest",
+    ),
+    "list of bytes": (
+        changed(AS_A_WHOLE.format(held=ENCODED), ("self.held[number]", "os.fsdecode(self.held[number])")),
+        "a list of 3,008 objects",
+    ),
+    "kept beside": (
+        changed(NAMES, ("        encoded =", "        self.names = names\n        encoded =")),
+        "a list of 3",
+    ),
+    "UTF-8 alone": (changed(NAMES, ("os.fsencode(name)", "name.encode()")), "names of files may be any bytes"),
+    "replaced": (changed(NAMES, ("os.fsencode(name)", 'name.encode(errors="replace")')), "os.fsencode and os.fsdecode"),
+    "characters": (changed(NAMES, ("len, encoded", "len, names")), "`é` is one character, and two bytes"),
+    "bytes": (changed(NAMES, (DECODED, "self.block[start:end]")), "names are strings"),
+    "unpacked each time": (
+        changed(
+            AS_A_WHOLE.format(held=f'b"/0".join({ENCODED})'),
+            ("self.held[number]", 'os.fsdecode(self.held.split(b"/0")[number])'),
+        ),
+        "as if all were unpacked for it",
+    ),
+    "a local class": (
+        "def Names(names):\n    class Inner:\n        def __getitem__(self, number):\n"
+        "            return PACKED[number]\n    global PACKED\n    PACKED = Packed(names)\n    return Inner()\n"
+        + changed(NAMES, ("class Names", "class Packed")),
+        "a spawned worker gets it by pickle",
+    ),
+}
+
+
+@pytest.fixture
+def said_of_names(monkeypatch, capsys):
+    def said(code):
+        module = types.ModuleType("learned_names")  # classes of a notebook are pickled by the name of their module
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(f"import os, numpy as np\n{code}", vars(module))  # noqa: S102
+        course.check(module.Names, course.shared_names)
+        return capsys.readouterr().out
+
+    return said
+
+
+class TestNames:
+    def test_the_folded_answer_is_right(self, said_of_names):
+        assert said_of_names(NAMES) == "right\n"
+
+    def test_so_is_what_the_notebook_says_to_paste(self, said_of_names):
+        cell = nbformat.read(REPO / "notebooks" / "03c_worker_memory.ipynb", as_version=4).cells[0].source
+        pasted = re.search(r"```python\n(.*?)\n```", cell, re.DOTALL)[1].partition('\nif __name__ == "__main__":')[0]
+        assert said_of_names(changed(pasted, ("class PackedNames", "class Names"))) == "right\n"
+
+    def test_so_are_strings_that_labkit_packs(self, said_of_names):
+        assert said_of_names("import labkit as lk\nNames = lk.PackedStrings") == "right\n"
+
+    @pytest.mark.parametrize("mistake", WRONG_NAMES)
+    def test_a_classic_mistake_is_told(self, said_of_names, mistake):
+        code, told = WRONG_NAMES[mistake]
+        said = said_of_names(code)
+        assert said.startswith("not yet: ")
+        assert told in said
+
+    @pytest.mark.parametrize(
+        "code",
+        ["def Names(names):\n    return ...", changed(AS_A_WHOLE.format(held="1"), ("self.held[number]", "..."))],
+    )
+    def test_a_skeleton_says_nothing(self, said_of_names, code):
+        assert said_of_names(code) == ""

@@ -606,10 +606,14 @@ class TestSeeds:
     STEM, N_EPOCHS = "03b_seeds", 2
     BEFORE = """
 import json, pathlib
-def load(path):  # draws from all three generators
-    with open(path) as file:
-        return int(file.read()), random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
-names = sorted(map(str, pathlib.Path("photos").iterdir()))
+class Photos:  # draws from all three generators
+    paths = sorted(map(str, pathlib.Path("photos").iterdir()))
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, index):
+        with open(self.paths[index]) as file:
+            return int(file.read()), random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
+dataset = Photos()
 seen, own = [[], []], []
 def step(epoch, batch):
     numbers, *draws = (part.tolist() for part in batch)
@@ -624,11 +628,14 @@ if __name__ == "__main__":
     print(json.dumps({"seen": seen, "own": own}))
 """
 
-    def train(self, folder, num_workers, kept, start_method="fork", loop="for batch in loader: step(epoch, batch)"):
+    def train(
+        self, folder, num_workers, kept, start_method="fork", loop="for batch in loader: step(epoch, batch)", seed=7
+    ):
         block = replaced(
             do_this(self.STEM),
             ("num_workers=8, persistent_workers=True", f"num_workers={num_workers}, persistent_workers={kept}"),
             ("batch_size=64", "batch_size=3"),
+            ("seed=7", f"seed={seed}"),
             ("range(90)", f"range({self.N_EPOCHS})"),
             ("for batch in loader: ...", loop),
         )
@@ -647,6 +654,13 @@ if __name__ == "__main__":
         draws = [draw for _, drawn in [*first, *second] for draw in drawn]
         assert len(set(draws)) == len(draws)
 
+    def test_no_epoch_is_one_of_a_run_with_another_seed(self, in_one_process, odd_names):
+        other = self.train(odd_names, 0, False, seed=8)["seen"]
+        draws = [{tuple(draw) for _, draw in epoch} for epoch in (*in_one_process["seen"], *other)]
+        assert len(set.union(*draws)) == sum(map(len, draws))
+        orders = [[number for number, _ in epoch] for epoch in (*in_one_process["seen"], *other)]
+        assert len(set(map(tuple, orders))) == len(orders)
+
     @pytest.mark.parametrize(("num_workers", "kept"), [(1, True), (3, False), (3, True)])
     @pytest.mark.parametrize("start_method", START_METHODS)
     def test_any_number_of_workers_gives_the_same(self, in_one_process, odd_names, start_method, num_workers, kept):
@@ -663,6 +677,68 @@ if __name__ == "__main__":
     def test_an_epoch_that_is_left_early_changes_nothing_in_the_next(self, in_one_process, odd_names):
         leave = "for batch in [next(iter(loader))] if epoch == 0 else loader: step(epoch, batch)"
         assert self.train(odd_names, 2, True, loop=leave)["seen"][1] == in_one_process["seen"][1]
+
+
+class TestWorkerMemory:
+    """03c: every name comes back, and no worker copies the names, nor what existed before it was forked."""
+
+    STEM = "03c_worker_memory"
+    READING = """
+import json, pathlib
+def load(path):
+    with open(path) as file:
+        return int(file.read())
+names = sorted(map(str, pathlib.Path("photos").iterdir()))
+seen = [[], []]
+"""
+    READ = """
+if __name__ == "__main__":
+    print(json.dumps(seen))
+"""
+    MANY = """
+import json
+def load(path):
+    if path.endswith("_0.JPEG"):
+        gc.collect()
+    return len(path)
+names = [f"train/n{number % 1000:08d}/n{number % 1000:08d}_{number}.JPEG" for number in range(N_NAMES)]
+if __name__ == "__main__":
+    import gc
+    gc.disable()
+"""
+    MEMORY = """
+if __name__ == "__main__":
+    from labkit.measure.usage import tree_memory
+    memory = tree_memory().set_index("pid").private_mb
+    print(json.dumps([float(memory[worker.pid]) for worker in loader._iterator._workers]))
+"""
+
+    def train(self, folder, start_method, before, after, *changes):
+        block = replaced(do_this(self.STEM), ("num_workers=8", "num_workers=2"), ("range(90)", "range(2)"), *changes)
+        return run_script(folder, before, block, after, start_method=start_method)
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_every_photo_comes_in_each_epoch(self, odd_names, start_method):
+        keep = ("for batch in loader: ...", "for batch in loader: seen[epoch] += batch.tolist()")
+        first, second = self.train(
+            odd_names, start_method, self.READING, self.READ, keep, ("batch_size=64", "batch_size=2")
+        )
+        assert sorted(first) == sorted(second) == list(range(len(NAMES)))
+
+    def private_mb(self, folder, start_method, *changes):
+        before = self.MANY.replace("N_NAMES", "200_000")
+        return self.train(folder, start_method, before, self.MEMORY, ("batch_size=64", "batch_size=2000"), *changes)
+
+    @pytest.mark.parametrize("start_method", START_METHODS)
+    def test_no_worker_has_a_copy_of_the_names(self, tmp_path, start_method):
+        packed = self.private_mb(tmp_path, start_method)
+        in_list = self.private_mb(tmp_path, start_method, ("self.names = PackedNames(names)", "self.names = names"))
+        assert max(packed) + 10 < min(in_list)
+
+    def test_a_collection_copies_nothing_that_was_frozen(self, tmp_path):
+        frozen = self.private_mb(tmp_path, "fork")
+        thawed = self.private_mb(tmp_path, "fork", ("gc.collect(); gc.freeze()", "gc.collect()"))
+        assert min(frozen) + 10 < max(thawed)  # the worker that has collected
 
 
 class TestIndexedTar:
@@ -790,6 +866,30 @@ def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allo
     bound = f"import os\nos.sched_setaffinity(0, {sorted(allowed)[:n_allowed]})\ndataset = range(4)"
     given, default = run_script(photos, bound, do_this(stem), CORES, environment=environment)
     assert given == default == max(1, n_allowed // int(n_ranks or 1))
+
+
+@pytest.mark.parametrize(
+    ("limit", "n_cores", "n_ranks", "workers"),
+    [
+        (None, 8, 1, 8),
+        ("max 100000\n", 8, 1, 8),
+        ("250000 100000\n", 8, 1, 2),
+        ("400000 200000\n", 8, 1, 2),
+        ("50000 100000\n", 8, 1, 1),
+        ("800000 100000\n", 2, 1, 2),
+        ("600000 100000\n", 8, 3, 2),
+        (None, 2, 3, 1),
+    ],
+)
+def test_a_quota_limits_the_workers(tmp_path, monkeypatch, limit, n_cores, n_ranks, workers):
+    """03."""
+    (tmp_path / "cpu.max").write_text(limit or "")
+    file = tmp_path / ("cpu.max" if limit else "none")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(n_cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
+    found = {"dataset": range(4)}
+    exec(replaced(do_this("03_persistent_workers"), ("/sys/fs/cgroup/cpu.max", str(file))), found)  # noqa: S102
+    assert found["loader"].num_workers == workers
 
 
 BEFORE_KEPT = """
