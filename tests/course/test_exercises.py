@@ -1,8 +1,10 @@
 """Exercises: a check passes right answers, says what is wrong with others, and never raises; the notebooks' own."""
 
 import re
+import sys
 from collections import Counter
 from functools import partial
+from types import ModuleType
 
 import nbformat
 import numpy as np
@@ -140,12 +142,15 @@ EXERCISES = {name: parts for name, *parts in exercises()}
 @pytest.mark.parametrize("name", EXERCISES)
 def test_each_folded_answer_is_right_and_its_skeleton_says_nothing(name, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(REPO / "notebooks")  # train.py
     monkeypatch.syspath_prepend(tmp_path)
+    notebook = ModuleType("notebook")  # as `__main__` of a kernel: what is defined in it can be pickled
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
     imports, task, module, cell = EXERCISES[name]
     folded = re.search(r"<details><summary>Answer</summary>\n\n(.*)\n\n</details>", task, re.DOTALL)
     assert folded, "no folded answer"
     skeleton, check = cell[: cell.index("course.check(")], cell[cell.index("course.check(") :]
-    space: dict = {}
+    space = vars(notebook)
     exec(imports, space)  # noqa: S102 - our own notebooks
     if module:
         magic, skeleton_file = module.split("%%writefile ")[1].split("\n", 1)

@@ -197,12 +197,6 @@ class TestStopwatches:
         assert capsys.readouterr().out == "waiting for data: 75%\n"
         assert len(trained) == 120
 
-    def test_a_claim_is_judged_by_all_ratios(self, monkeypatch, capsys):
-        clock, took = Clock(monkeypatch), iter([6, 2, 4, 2, 8, 2, 2, 2, 10, 2, 12, 2, 14, 2])
-        one = Loader(lambda: clock.loader(next(took), 0, 1))
-        pasted("14_claims", old=one, new=one)
-        assert capsys.readouterr().out == "4.00 times as fast, from 1.00 to 7.00\n"
-
     def test_each_stage_and_the_rest_are_told_and_the_first_pass_is_not(self, photos, monkeypatch, capsys):
         """A photo takes 1 s to read, 5 to convert, 3 to change and 1 to look up; the first pass, 100 s more."""
         clock, n_threads = Clock(monkeypatch), torch.get_num_threads()
