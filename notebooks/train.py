@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from torch.utils.data import DataLoader
+import torch
 from torchvision import datasets, transforms
 
 from labkit import course
@@ -14,7 +14,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def make_loader(photos, batch_size=64):
     steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
     steps += [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    return DataLoader(datasets.ImageFolder(photos, transforms.Compose(steps)), batch_size, shuffle=True)
+    dataset = datasets.ImageFolder(photos, transforms.Compose(steps))
+    return torch.utils.data.DataLoader(dataset, batch_size, shuffle=True)
 
 
 def train(loader, step):

@@ -26,8 +26,6 @@ _CHANGES = (
      "11_prepare_once", "raw pixels over JPEG"),
     ("augment", "`lk.make_augment`: strong colors by Albumentations",
      "05_albumentations", "Albumentations over v2, heavy recipe"),
-    ("copy", "`lk.CUDAPrefetcher`: copies the next batch during the step (simulated)",
-     "07_cuda_prefetch", "prefetched over pinned, simulated"),
     ("start", "`lk.LoaderConfig`: workers that stay alive, with a faster decoder",
      "03_persistent_workers", "read_image and persistent workers over PIL and new workers"),
     ("sizes", "`lk.collect_sizes`: sizes of all images before training",
