@@ -39,9 +39,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("photos", nargs="?", help="a folder with a folder of photos for each class")
-    where.add_argument(
-        "--data", help="train and val in one folder: prints each rung's accuracy"
-    )
+    where.add_argument("--data", help="train and val in one folder: prints each rung's accuracy")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each rung, with --data")
     given = parser.parse_args()

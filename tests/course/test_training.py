@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import nbformat
 import pytest
 import torch
 
@@ -186,6 +187,51 @@ def test_a_model_that_has_seen_one_class_alone_is_right_about_that_class():
         step(images, torch.full((6,), 2))
     assert step.accuracy([(images, torch.full((6,), 2))]) == 1
     assert step.accuracy([(images, torch.tensor([2, 2, 2, 0, 1, 1]))]) == 0.5
+
+
+CHANGING = ["02_read_image", "03_persistent_workers", "04_tensor_transforms", "07_cuda_prefetch", "11_prepare_once"]
+
+
+def changed(script: str, diff: str) -> str:
+    """A script after a diff: each removed line is there once, and what is added takes the place of the one before it."""
+    lines, at = script.splitlines(), None
+    for line in diff.splitlines():
+        kind, text = line[:1], line[1:]
+        if kind == "-":
+            assert lines.count(text) == 1, f"{lines.count(text)} times in the script: {text}"
+            at = lines.index(text)
+            del lines[at]
+        elif kind == "+":
+            assert at is not None, f"nothing before it says where: {text}"
+            lines.insert(at, text)
+            at += 1
+        elif text.strip():
+            assert lines.count(text) == 1, text
+            at = lines.index(text) + 1
+    return "\n".join(lines) + "\n"
+
+
+def test_the_chapters_change_train_py_one_after_the_other(tmp_path):
+    """Each diff of five lines at most applies to what the one before left, and each script makes the batches it says."""
+    photos = lk.make_photos(tmp_path / "photos", 6, progress=False)
+    script = (REPO / "notebooks/train.py").read_text()
+    for stem in CHANGING:
+        cells = nbformat.read(REPO / f"notebooks/{stem}.ipynb", as_version=4).cells
+        told = "\n".join(
+            cell.source for cell in cells if cell.cell_type == "markdown" and "## The training now" in cell.source
+        )
+        [diff] = re.findall(r"```diff\n(.*?)```", told, re.DOTALL)
+        assert sum(line.startswith("+") for line in diff.splitlines()) <= 5, stem
+        script = changed(script, diff)
+        names = {"__name__": "train"}
+        exec(compile(script, stem, "exec"), names)  # noqa: S102 - our own
+        images, labels = next(iter(names["make_loader"](str(photos), 3)))
+        assert images.shape == (3, 3, 224, 224), stem
+        assert images.dtype == (torch.float32 if stem[:2] in ("02", "03") else torch.uint8), stem
+        assert len(labels) == 3, stem
+        names["prefetched"] = lambda loader: loader
+        images_per_s, waiting = names["train"](names["make_loader"](str(photos), 3), StandInStep())
+        assert images_per_s > 0 < waiting < 1, stem
 
 
 def test_train_py_is_short():
