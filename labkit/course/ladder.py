@@ -210,7 +210,8 @@ def plot_rungs(runs: pd.DataFrame, *, ax: Axes | None = None, about: str = "") -
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.legend(loc="upper right", fontsize=SMALL_PT, frameon=True)
     message = _message(table)
-    write_title(ax, f"{message} ({about})" if about else message)
+    of_own = "-photos-" in str(runs["env_id"].iloc[0])  # a stored ladder is of the lab's
+    write_title(ax, f"{message} ({about})" if about else message, of_photos=of_own)
     return ax
 
 

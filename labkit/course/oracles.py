@@ -298,7 +298,7 @@ def plot_pictures(files: Sequence[str], decoders: Sequence[str]) -> Figure:
     for axis, title in zip(axes[0], ["what it shows", *decoders], strict=True):
         axis.set_title(title, fontsize=SMALL_PT)
     found = conformance({name: oracle_files()[name] for name in files}, by_default=True)
-    write_title(figure, _describe_agreement(found[found["decoder"].isin(list(decoders))]))
+    write_title(figure, _describe_agreement(found[found["decoder"].isin(list(decoders))]), of_photos=False)
     return figure
 
 

@@ -63,10 +63,11 @@ class Result:
         return f"{' '.join(told)} *({self.machine})*"
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """As JSON holds it, which has no NaN: such a figure is left out."""
         figures = {
             name: [float(f"{number:.4g}") for number in (ratio.value, ratio.low, ratio.high) if not pd.isna(number)]
             for name, ratio in self.figures.items()
+            if not pd.isna(ratio.value)
         }
         return {
             "sentences": list(self.sentences), "not_here": list(self.not_here), "figures": figures,

@@ -61,14 +61,15 @@ def characters_per_line(width_in: float, points: float) -> int:
     return max(12, int(width_in * _CHARACTERS_PER_IN / points))
 
 
-def write_title(target: Axes | Figure, text: str) -> Text:
+def write_title(target: Axes | Figure, text: str, *, of_photos: bool = True) -> Text:
     """Write what a plot shows above it, from the left edge of the figure, in as many lines as it takes.
 
     Args:
         target: Axes, or a figure whose axes share the title.
         text: A sentence computed from what is drawn. An empty one removes the title.
+        of_photos: Whether it was measured with photos, which are the reader's own where `LABKIT_PHOTOS` names some.
     """
-    words = " ".join([*text.split(), *(["(own photos)"] if text and own_photos() else [])])
+    words = " ".join([*text.split(), *(["(own photos)"] if text and of_photos and own_photos() else [])])
     if isinstance(target, Figure):
         lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT), break_on_hyphens=False)
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)
@@ -215,7 +216,7 @@ def plot_timeline(data: pd.DataFrame, *, ax: Axes | None = None, title: str = ""
     working_s = (spans["end_s"] - np.maximum(spans["start_s"], covered_to)).clip(lower=0).sum()
     total_s = data["end_s"].max() - data["start_s"].min()
     told = f"{lane}: {kind} {working_s / total_s if total_s else 0:.0%} of {total_s:.3g} s"
-    write_title(ax, title or told)
+    write_title(ax, title or told, of_photos="simulated" not in data or not data["simulated"].any())
     return ax
 
 

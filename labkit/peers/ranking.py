@@ -158,7 +158,7 @@ def plot_peers(frame: pd.DataFrame, *, ax: Axes | None = None, title: str = "") 
     if not has_base:
         ax.xaxis.set_major_formatter("{x:,.0f}")
     put_legend_below(ax, columns=2)
-    write_title(ax, title or describe_fastest(frame, max(groups.values(), key=len)))
+    write_title(ax, title or describe_fastest(frame, max(groups.values(), key=len)), of_photos=False)  # they are made
     return ax
 
 

@@ -9,10 +9,11 @@ import pytest
 import labkit as lk
 from labkit import course
 from labkit.app.cli import main
+from labkit.app.recording import FolderRecorder
 from labkit.course import ledger, results
 from labkit.course.results import Ratio, Result, known_results, stored_results
 from labkit.course.starting import start_from
-from labkit.measure.recorder import RESULTS_VARIABLE
+from labkit.measure.recorder import RESULTS_VARIABLE, set_recorder
 from tests.paths import REPO, invoke
 
 IDS = [
@@ -90,6 +91,11 @@ class TestResults:
         (tmp_path / "stored.json").write_text("[1]")
         with pytest.raises(ValueError, match=r"stored\.json holds no results .*restore it with git"):
             stored_results()
+
+    def test_a_figure_that_is_no_number_is_left_out(self, tmp_path):
+        set_recorder(FolderRecorder(tmp_path / "frames"))
+        course.result("11_x", "It never pays.", figures={"epochs": float("nan"), "other": 2.0})
+        assert results.recorded_results(tmp_path / "results")["11_x"].figures == {"other": results.Ratio(2.0)}
 
     def test_sentences_are_filled_with_values(self, found):
         row = {"speedup": 1.514, "ci_low": 1.467, "ci_high": 1.552}

@@ -193,7 +193,7 @@ CHANGING = ["02_read_image", "03_persistent_workers", "04_tensor_transforms", "0
 
 
 def changed(script: str, diff: str) -> str:
-    """A script after a diff: each removed line is there once, and what is added takes the place of the one before it."""
+    """A script after a diff: each removed line is there once, and what is added takes its place."""
     lines, at = script.splitlines(), None
     for line in diff.splitlines():
         kind, text = line[:1], line[1:]
@@ -212,7 +212,7 @@ def changed(script: str, diff: str) -> str:
 
 
 def test_the_chapters_change_train_py_one_after_the_other(tmp_path):
-    """Each diff of five lines at most applies to what the one before left, and each script makes the batches it says."""
+    """Each diff, of five lines at most, applies to what the one before left; the script then makes its batches."""
     photos = lk.make_photos(tmp_path / "photos", 6, progress=False)
     script = (REPO / "notebooks/train.py").read_text()
     for stem in CHANGING:

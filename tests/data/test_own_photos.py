@@ -123,6 +123,7 @@ def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):
 def test_results_plots_and_frames_say_so(own, monkeypatch):
     axes = plt.figure().add_subplot()
     named = env_id(), describe_machine(), course.write_title(axes, "Twice as fast").get_text()
+    assert course.write_title(axes, "Simulated", of_photos=False).get_text() == "Simulated"
     monkeypatch.delenv("LABKIT_PHOTOS")
     without = env_id(), describe_machine(), course.write_title(axes, "Twice as fast").get_text()
     assert named[0].startswith(f"{without[0]}-photos-")
