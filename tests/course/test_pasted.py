@@ -322,6 +322,24 @@ if __name__ == "__main__":
         for name in broken:
             assert any(ascii(str(Path("photos", name))) in line for line in told), name
 
+    def test_saved_sizes_are_read_again_and_only_new_photos_opened(self, photos, monkeypatch, tmp_path):
+        (tmp_path / "photos").mkdir()
+        names = ["whole.jpg", "é.jpg", os.fsdecode(b"\xff\xfe.jpg"), "gone.jpg"]
+        for width, name in enumerate(names, 10):
+            Image.new("RGB", (width, 20)).save(tmp_path / "photos" / name)
+        monkeypatch.chdir(tmp_path)
+        first = pasted("10_image_sizes")["sizes"]
+        assert first == {Path("photos", name): (width, 20) for width, name in enumerate(names, 10)}
+        assert sorted(os.listdir()) == ["photos", "sizes.json"]
+        Path("photos", "gone.jpg").unlink()
+        Image.new("RGB", (30, 20)).save("photos/new.jpg")
+        opened, own = [], Image.open
+        monkeypatch.setattr(Image, "open", lambda path: opened.append(path) or own(path))
+        again = pasted("10_image_sizes")["sizes"]
+        del first[Path("photos", "gone.jpg")]
+        assert again == {**first, Path("photos", "new.jpg"): (30, 20)}
+        assert opened == [Path("photos", "new.jpg")]
+
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
         prepare = pasted("11_prepare_once")["prepare"]
         for path in odd_files(photos):
