@@ -61,7 +61,9 @@ class TestSizes:
         assert "has height and width swapped" in wrong(lambda data: self.walk(data, last_first=True))
         assert "orientation 6, on its side: (64, 48) is wrong" in wrong(lambda data: self.walk(data, turning=()))
         assert "orientation 3, upside down: (48, 64) is wrong" in wrong(lambda data: self.walk(data, turning=(3, 6, 8)))
-        assert "progressive photo, whose frame is SOF2 raised IndexError" in wrong(lambda data: self.walk(data, (SOF0,)))
+        assert "progressive photo, whose frame is SOF2 raised IndexError" in wrong(
+            lambda data: self.walk(data, (SOF0,))
+        )
         assert "an ordinary photo: None is wrong, (64, 48) is right" in wrong(lambda data: None)
         at_bytes_that_fill = wrong(lambda data: self.walk(data, filled=False))
         assert "bytes FF that fill the space before a marker raised error" in at_bytes_that_fill
