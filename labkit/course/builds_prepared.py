@@ -29,13 +29,15 @@ def jpeg_sizes(jpeg_size: Callable[[bytes], Any]) -> None:
         "a photo with orientation 3, upside down": _jpeg((64, 48), app1=_exif(3)),
         "a photo with orientation 6, on its side": _jpeg((64, 48), app1=_exif(_ON_SIDE)),
         "a photo with orientation 8, most significant byte first": _jpeg((64, 48), app1=_exif(8, order=">")),
+        "a photo with bytes FF that fill the space before a marker": _filled(_jpeg((64, 48))),
     }
     for what, data in files.items():
         right = _opened(data).size
+        cure = "; step over each FF before a marker" if "fill" in what else ""
         try:
             found = jpeg_size(data)
         except Exception as error:
-            raise AssertionError(f"{what} raised {type(error).__name__}: {error}; {right} is right") from error
+            raise AssertionError(f"{what} raised {type(error).__name__}: {error}; {right} is right{cure}") from error
         swapped = found == right[::-1]
         _expect(found != thumbnail, f"{what}: {found} is the thumbnail's size; step over each segment by its length")
         _expect(
@@ -43,7 +45,7 @@ def jpeg_sizes(jpeg_size: Callable[[bytes], Any]) -> None:
             f"{what}: {found} is wrong, {right} is right; orientations 5 to 8 swap width and height, no others do",
         )
         _expect(not swapped, f"{what}: {found} has height and width swapped; the frame header holds the height first")
-        _expect(found == right, f"{what}: {found} is wrong, {right} is right")
+        _expect(found == right, f"{what}: {found} is wrong, {right} is right{cure}")
 
 
 def packed_pixels(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
@@ -160,6 +162,12 @@ def _exif(orientation: int, thumbnail: tuple[int, int] | bytes = b"", order: str
     if small:
         entries += struct.pack(f"{order}HHHIIHHIII", 2, 0x0201, 4, 1, 56, 0x0202, 4, 1, len(small), 0) + small
     return b"Exif\0\0" + (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8) + entries
+
+
+def _filled(data: bytes) -> bytes:
+    """A JPEG with bytes FF before its first marker and its frame's, which the standard allows (T.81, B.1.1.2)."""
+    frame = data.index(b"\xff\xc0")
+    return data[:2] + b"\xff" + data[2:frame] + b"\xff" * 3 + data[frame:]
 
 
 def _opened(data: bytes) -> Image.Image:

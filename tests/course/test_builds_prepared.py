@@ -29,9 +29,11 @@ def solved(stem, check):
 
 class TestSizes:
     @staticmethod
-    def walk(data, frames=(SOF0, SOF2), turning=(5, 6, 7, 8), *, last_first=False):
+    def walk(data, frames=(SOF0, SOF2), turning=(5, 6, 7, 8), *, last_first=False, filled=True):
         at, orientation = 2, 1
         while True:
+            while filled and data[at + 1] == 0xFF:
+                at += 1
             marker, length = struct.unpack_from(">xBH", data, at)
             if marker == 0xE1 and data[at + 4 : at + 8] == b"Exif":
                 exif = Image.Exif()
@@ -59,8 +61,13 @@ class TestSizes:
         assert "has height and width swapped" in wrong(lambda data: self.walk(data, last_first=True))
         assert "orientation 6, on its side: (64, 48) is wrong" in wrong(lambda data: self.walk(data, turning=()))
         assert "orientation 3, upside down: (48, 64) is wrong" in wrong(lambda data: self.walk(data, turning=(3, 6, 8)))
-        assert "progressive photo, whose frame is SOF2 raised error" in wrong(lambda data: self.walk(data, (SOF0,)))
+        assert "progressive photo, whose frame is SOF2 raised IndexError" in wrong(
+            lambda data: self.walk(data, (SOF0,))
+        )
         assert "an ordinary photo: None is wrong, (64, 48) is right" in wrong(lambda data: None)
+        at_bytes_that_fill = wrong(lambda data: self.walk(data, filled=False))
+        assert "bytes FF that fill the space before a marker raised error" in at_bytes_that_fill
+        assert "(64, 48) is right; step over each FF before a marker" in at_bytes_that_fill
         assert wrong(lambda data: ...) == ""
 
 

@@ -322,6 +322,24 @@ if __name__ == "__main__":
         for name in broken:
             assert any(ascii(str(Path("photos", name))) in line for line in told), name
 
+    def test_saved_sizes_are_read_again_and_only_new_photos_opened(self, photos, monkeypatch, tmp_path):
+        (tmp_path / "photos").mkdir()
+        names = ["whole.jpg", "é.jpg", os.fsdecode(b"\xff\xfe.jpg"), "gone.jpg"]
+        for width, name in enumerate(names, 10):
+            Image.new("RGB", (width, 20)).save(tmp_path / "photos" / name)
+        monkeypatch.chdir(tmp_path)
+        first = pasted("10_image_sizes")["sizes"]
+        assert first == {Path("photos", name): (width, 20) for width, name in enumerate(names, 10)}
+        assert sorted(os.listdir()) == ["photos", "sizes.json"]
+        Path("photos", "gone.jpg").unlink()
+        Image.new("RGB", (30, 20)).save("photos/new.jpg")
+        opened, own = [], Image.open
+        monkeypatch.setattr(Image, "open", lambda path: opened.append(path) or own(path))
+        again = pasted("10_image_sizes")["sizes"]
+        del first[Path("photos", "gone.jpg")]
+        assert again == {**first, Path("photos", "new.jpg"): (30, 20)}
+        assert opened == [Path("photos", "new.jpg")]
+
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
         prepare = pasted("11_prepare_once")["prepare"]
         for path in odd_files(photos):
@@ -362,6 +380,26 @@ if __name__ == "__main__":
         prepare_folder(str(tmp_path / "photos"), str(tmp_path / "small"))
         assert gone.is_file()
         assert [path.stat().st_mtime_ns for path in kept] == times
+
+    def test_what_cannot_be_prepared_is_named_and_the_others_go_on(self, photos, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "photos").mkdir()
+        whole = {f"{number:02}.jpg" for number in range(40)}
+        for name in whole:
+            Image.new("RGB", (40, 30)).save(tmp_path / "photos" / name)
+        data = next((photos / "photos").rglob("*.jpg")).read_bytes()
+        broken = {"05a.jpg": data[: len(data) // 2], "00 empty.PNG": b"", os.fsdecode(b"\xff.jpeg"): b"no picture"}
+        broken["deep 16-bit.png"] = (photos / "train" / "class" / "é gray 16-bit.png").read_bytes()
+        for name, content in {**broken, ".DS_Store": b"\0", "labels.csv": b"a,b"}.items():
+            (tmp_path / "photos" / name).write_bytes(content)
+        for _ in range(2):
+            pasted("11_prepare_once")["prepare_folder"]("photos", "small")
+            *told, last = capsys.readouterr().out.splitlines()
+            assert last == f"{len(whole)} photos prepared, {len(broken)} left out"
+            assert {path.name for path in Path("small").iterdir()} == whole
+            assert len(told) == len(broken)
+            for name in broken:
+                assert any(ascii(str(Path("photos", name))) in line for line in told), name
 
     @pytest.mark.parametrize("box", [None, (0.1, 0.3, 0.45, 0.5)], ids=["the whole photo", "a part"])
     def test_a_scaled_crop_is_that_of_the_decoded_photo(self, photos, monkeypatch, tmp_path, box):
