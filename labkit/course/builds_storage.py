@@ -6,6 +6,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,9 +87,14 @@ def shuffle_buffer(shuffled: Callable[[Iterable[int], int, int], Iterable[int]])
     n_held = []
     with _watched_generators() as is_changed:
         samples = _Counted(range(n))
-        for sample in shuffled(samples, buffer, 0):
-            n_held.append(samples.n_taken - len(came))
-            came.append(sample)
+        try:
+            for sample in shuffled(samples, buffer, 0):
+                n_held.append(samples.n_taken - len(came))
+                came.append(sample)
+        except TypeError as error:
+            is_of_stream = _Counted.__name__ in str(error)
+            _expect(not is_of_stream, f"{error}: a stream has no length and no places; take its samples by `for`")
+            raise
         again, other = (list(shuffled(iter(range(n)), buffer, seed)) for seed in (0, 1))
         uses_global = is_changed()
     _expect(
@@ -98,16 +104,43 @@ def shuffle_buffer(shuffled: Callable[[Iterable[int], int, int], Iterable[int]])
     n_lost = n - len(set(came))
     _expect(not n_lost, f"{n_lost} of {n} samples were lost: what is in the buffer at the end has to come too")
     _expect(len(came) == n, f"{len(came) - n} samples came twice")
-    most = max(n_held)
-    _expect(most >= buffer, f"the buffer of {buffer} samples never held more than {most}: fill it first")
-    _expect(most <= buffer + 1, f"{most} samples were held at a time, with a buffer of {buffer}")  # and the new one
+    _judge_held(n_held, n, buffer)
     _expect(came != list(range(n)), "the order is that of the stream: draw which sample leaves")
     _expect(
         not uses_global,
         "it draws from a global generator, and so changes what others draw: make your own, `random.Random(seed)`",
     )
     _expect(again == came, "the same seed gave another order: make the generator in the function, from the seed")
+    n_next = sum(later == sample + 1 for sample, later in pairwise(came[:-buffer]))
+    is_mixed = n_next < (n - buffer) / 2
+    _expect(is_mixed, "each draw takes the same place: make the generator once, before the loop, not at each draw")
     _expect(other != came, "seeds 0 and 1 gave the same order")
+    _judge_short_stream(shuffled, buffer)
+
+
+def _judge_held(n_held: list[int], n: int, buffer: int) -> None:
+    """Judge how many of n samples were held at each one that left, that one included."""
+    most = max(n_held)
+    _expect(most >= buffer, f"the buffer of {buffer} samples never held more than {most}: fill it first")
+    _expect(most <= buffer + 1, f"{most} samples were held at a time, with a buffer of {buffer}")  # and the new one
+    least = min(held for n_before, held in enumerate(n_held) if n_before + held < n)  # while the stream lasts
+    _expect(
+        least >= buffer,
+        f"only {least} of {buffer} samples were held before the stream ended: a buffer that is emptied and filled again"
+        " mixes within chunks only; replace each sample that leaves by the next one",
+    )
+
+
+def _judge_short_stream(shuffled: Callable[[Iterable[int], int, int], Iterable[int]], buffer: int) -> None:
+    n = buffer // 2
+    what = f"a stream of {n} samples, fewer than the buffer of {buffer},"
+    try:
+        came = list(shuffled(iter(range(n)), buffer, 0))
+    except Exception as error:
+        told = f"{what} raised {type(error).__name__}: {error}"
+        raise AssertionError(f"{told}; it may end while the buffer is filled") from error
+    _expect(sorted(came) == list(range(n)), f"{what} gave {len(came)}")
+    _expect(came != list(range(n)), f"{what} came in its own order: what is held at the end has to be shuffled too")
 
 
 class _Counted:

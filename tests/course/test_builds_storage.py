@@ -1,6 +1,7 @@
 """Exercises on storage: the folded answers are right, and each classic mistake is called by its name."""
 
 import io
+import itertools
 import random
 import re
 import tarfile
@@ -102,7 +103,8 @@ def shuffled(samples, buffer, seed, *, rng=None, filled=None, gives_rest=True, m
         held.append(sample)
         if len(held) > (buffer if filled is None else filled):
             yield held.pop(rng.randrange(len(held)) if moves else 0)
-    yield from held if gives_rest else ()
+    while held and gives_rest:
+        yield held.pop(rng.randrange(len(held)) if moves else 0)
 
 
 def with_options(**options):
@@ -120,7 +122,7 @@ def reads_everything(samples, buffer, seed):
     yield from samples
 
 
-def sorted_in_pieces(samples, buffer, seed):
+def in_chunks(samples, buffer, seed):
     """Fills the buffer, empties it, and fills it again."""
     held, rng = [], random.Random(seed)
     for sample in samples:
@@ -129,6 +131,41 @@ def sorted_in_pieces(samples, buffer, seed):
             rng.shuffle(held)
             yield from held
             held = []
+    rng.shuffle(held)
+    yield from held
+
+
+def replaces(samples, buffer, seed, *, new_generators=False):
+    """Fills the buffer by `next`, and puts each new sample in the place of one that leaves."""
+    rng, held = random.Random(seed), [next(samples) for _ in range(buffer)]
+    for sample in samples:
+        place = (random.Random(seed) if new_generators else rng).randrange(buffer)
+        yield held[place]
+        held[place] = sample
+    rng.shuffle(held)
+    yield from held
+
+
+def draws_before_it_takes(samples, buffer, seed):
+    """Holds `buffer` samples, of which one leaves before the next one is taken."""
+    samples, rng = iter(samples), random.Random(seed)
+    held = list(itertools.islice(samples, buffer))
+    while held:
+        yield held.pop(rng.randrange(len(held)))
+        held.extend(itertools.islice(samples, 1))
+
+
+def leaves_the_rest_in_order(samples, buffer, seed):
+    rng, held = random.Random(seed), []
+    for sample in samples:
+        if len(held) == buffer:
+            yield held.pop(rng.randrange(buffer))
+        held.append(sample)
+    yield from held
+
+
+def asks_for_the_length(samples, buffer, seed):
+    return shuffled(samples, min(buffer, len(samples)), seed)
 
 
 def draws_by_numpy(samples, buffer, seed):
@@ -151,14 +188,21 @@ def draws_by_numpy(samples, buffer, seed):
         (lambda samples, buffer, seed: shuffled(samples, buffer, 0), "seeds 0 and 1 gave the same order"),
         (lambda samples, *given: (s for s in shuffled(samples, *given) for _ in range(2)), "came twice"),
         (lambda *given: iter(()), "400 of 400 samples were lost"),
+        (lambda *given: replaces(*given, new_generators=True), "each draw takes the same place: make the generator"),
+        (replaces, "20 samples, fewer than the buffer of 40, raised RuntimeError: generator raised StopIteration; it"),
+        (leaves_the_rest_in_order, "came in its own order: what is held at the end has to be shuffled too"),
+        (in_chunks, "only 1 of 40 samples were held before the stream ended"),
+        (asks_for_the_length, "has no len(): a stream has no length and no places"),
+        (lambda samples, *given: shuffled(samples[:], *given), "is not subscriptable: a stream has no length"),
     ],
 )
 def test_a_wrong_buffer_is_told_what_is_wrong(said, answer, told):
     assert told in said(answer, course.shuffle_buffer)
 
 
-def test_a_buffer_that_is_emptied_and_filled_again_is_right_too(said):
-    assert said(sorted_in_pieces, course.shuffle_buffer) == "right\n"
+@pytest.mark.parametrize("answer", [shuffled, draws_before_it_takes])
+def test_a_buffer_may_draw_before_or_after_it_takes_the_next_sample(said, answer):
+    assert said(answer, course.shuffle_buffer) == "right\n"
 
 
 @pytest.mark.parametrize("answer", [seeds_the_global_one, draws_by_numpy])
