@@ -1,6 +1,9 @@
 """Judges of the exercises that build what reads from storage: an index, a shuffle buffer, depth in meters."""
 
+import bz2
+import gzip
 import io
+import lzma
 import random
 import tarfile
 import tempfile
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,44 +20,72 @@ from PIL import Image
 from labkit.course.exercises import _expect
 
 _BLOCK_BYTES = 512  # of a tar
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
 
 
 def index_of_tar(index: Callable[[str], Mapping[str, tuple[int, int]]]) -> None:
     """Judge `index(path)`: name -> (offset, size) of each file's bytes in a tar; a compressed tar is refused."""
-    for sizes in ((1024, 1536, 512), (700, 300, 513, 2000)):
-        with _written_tar("w", sizes) as (path, contents):
-            data = Path(path).read_bytes()
-            right = {name: (data.index(content), len(content)) for name, content in contents.items()}
-            if sizes[0] % _BLOCK_BYTES == 0:
-                _judge_places(index(path), right)
-            else:
-                _judge_odd_sizes(index, path, right)
-    with _written_tar("w:gz", (700, 300)) as (path, _):
+    cat, dog, _ = names = ("cat/0.jpg", "dog/0.jpg", "dog/1.jpg")
+    with _written_tar(zip(names, (1024, 1536, 512), strict=True)) as (path, right):
+        _judge_places(index(path), right)
+    with _written_tar(zip(names, (700, 300, 513), strict=True)) as (path, right):
+        _judge_odd_sizes(index, path, right)
+    with _written_tar([(cat, 512), (dog, 512), (cat, 1024)]) as (path, right):
+        found = index(path)
+        is_first = tuple(found[cat]) == (_BLOCK_BYTES, 512)
+        _expect(not is_first, f"{cat!r} is in the tar twice, and the first was indexed; the last one counts")
+        _judge_places(found, right)
+    with _written_tar([("cat/" + 120 * "0", 512), (dog, 512)]) as (path, right):
         try:
-            index(path)
-        except Exception:
-            return
-    raise AssertionError(
-        'a compressed tar was indexed, but its bytes are not at those places: mode "r:" of `tarfile` refuses it'
-    )
+            is_right = {name: tuple(place) for name, place in index(path).items()} == right
+        except Exception:  # what was read as a header is none
+            is_right = False
+        _expect(
+            is_right,
+            "a file with a name of 124 characters is not found: more blocks than its header come before its bytes, "
+            "which hold the name; `tarfile` gives where the bytes begin as `offset_data`",
+        )
+    for compression in ("gz", "bz2", "xz"):
+        with _written_tar([(cat, 700), (dog, 300)], compression) as (path, _):
+            try:
+                index(path)
+                is_refused = False
+            except Exception:
+                is_refused = True
+        _expect(
+            is_refused,
+            f"a compressed tar was indexed (.{compression}), but its bytes are not at those places: "
+            'mode "r:" of `tarfile` refuses every compression',
+        )
 
 
 @contextmanager
-def _written_tar(mode: Literal["w", "w:gz"], sizes: Iterable[int]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Path of a tar with files of these sizes, and their contents."""
-    contents = {f"{number}.jpg": random.Random(size).randbytes(size) for number, size in enumerate(sizes)}
+def _written_tar(
+    files: Iterable[tuple[str, int]], compression: str = ""
+) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Path of a tar with files of these names and sizes, and name -> (offset, size), of which the last one counts."""
+    contents = [(name, random.Random(number).randbytes(size)) for number, (name, size) in enumerate(files)]
     with tempfile.TemporaryDirectory(prefix="labkit-exercise-") as folder:
-        path = Path(folder, "photos.tar")
-        with tarfile.open(path, mode) as tar:
-            for name, content in contents.items():
+        path, written = Path(folder, "photos.tar"), io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for name, content in contents:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-        yield str(path), contents
+        data = written.getvalue()
+        path.write_bytes(_COMPRESS[compression](data))
+        yield str(path), {name: (data.index(content), len(content)) for name, content in contents}
 
 
 def _judge_places(found: Any, right: Mapping[str, tuple[int, int]]) -> None:
     _expect(isinstance(found, Mapping), f"a {type(found).__name__} is no dictionary of name -> (offset, size)")
+    is_last_part = set(found) != set(right) and set(found) == {Path(name).name for name in right}
+    _expect(not is_last_part, "the names are without their folders, where two files may have the same last part")
     _expect(set(found) == set(right), f"the tar holds {sorted(right)}, the index {sorted(found)}")
     for name, place in right.items():
         shown = f"{name!r} gave {found[name]!r}"

@@ -57,21 +57,46 @@ def read_at(file, place):
     return file.read(512)
 
 
-def by_headers(block_bytes, *, refuses=True):
+def by_headers(block_bytes, *, refuses=True, long_names=True):
     """Walks through the headers, whose next one begins at a multiple of `block_bytes` after a file's bytes."""
 
     def index(path):
-        found, at = {}, 0
+        found, at, long_name = {}, 0, b""
         with open(path, "rb") as file:
             while (header := read_at(file, at)).strip(b"\0"):
                 if refuses and header[257:262] != b"ustar":
                     raise tarfile.ReadError("no header of a tar")
                 size = int(header[124:135], 8)
-                found[header[:100].rstrip(b"\0").decode()] = at + 512, size
+                if long_names and header[156:157] == b"L":  # what follows is the name of the next file
+                    long_name = read_at(file, at + 512)[:size]
+                else:
+                    found[(long_name or header[:100]).rstrip(b"\0").decode()] = at + 512, size
+                    long_name = b""
                 at += 512 + -(-size // block_bytes) * block_bytes
         return found
 
     return index
+
+
+def by_magic(*magics):
+    """Refuses by the first bytes of a file."""
+
+    def index(path):
+        with open(path, "rb") as file:
+            if file.read(6).startswith(magics):
+                raise ValueError("compressed")
+        return by_tarfile("r")(path)
+
+    return index
+
+
+def keeps_the_first(path):
+    with tarfile.open(path, "r:") as tar:
+        return {member.name: (member.offset_data, member.size) for member in reversed(tar.getmembers())}
+
+
+def without_folders(path):
+    return {name.rpartition("/")[2]: place for name, place in by_tarfile()(path).items()}
 
 
 @pytest.mark.parametrize(
@@ -85,16 +110,23 @@ def by_headers(block_bytes, *, refuses=True):
         (by_headers(1, refuses=False), "files are not found after one whose size is no multiple of 512"),
         (by_headers(1), "files are not found after one whose size is no multiple of 512"),
         (lambda path: list(by_tarfile()(path).items()), "a list is no dictionary of name -> (offset, size)"),
-        (lambda path: {}, "the tar holds ['0.jpg', '1.jpg', '2.jpg'], the index []"),
-        (lambda path: dict.fromkeys(["0.jpg", "1.jpg", "2.jpg"], 512), "'0.jpg' gave 512; (offset, size) was asked"),
+        (lambda path: {}, "the tar holds ['cat/0.jpg', 'dog/0.jpg', 'dog/1.jpg'], the index []"),
+        (lambda path: dict.fromkeys(by_tarfile()(path), 512), "'cat/0.jpg' gave 512; (offset, size) was asked"),
+        (without_folders, "the names are without their folders"),
+        (keeps_the_first, "'cat/0.jpg' is in the tar twice, and the first was indexed; the last one counts"),
+        (by_tarfile(place=lambda m: (m.offset + 512, m.size)), "a file with a name of 124 characters is not found"),
+        (by_headers(512, long_names=False), "a file with a name of 124 characters is not found"),
+        (by_magic(b"\x1f\x8b"), "a compressed tar was indexed (.bz2)"),
+        (by_magic(b"\x1f\x8b", b"BZh"), "a compressed tar was indexed (.xz)"),
     ],
 )
 def test_a_wrong_index_is_told_what_is_wrong(said, index, told):
     assert told in said(index, course.index_of_tar)
 
 
-def test_an_index_may_walk_through_the_headers_itself(said):
-    assert said(by_headers(512), course.index_of_tar) == "right\n"
+@pytest.mark.parametrize("index", [by_headers(512), by_magic(b"\x1f\x8b", b"BZh", b"\xfd7zXZ")])
+def test_an_index_may_walk_through_the_headers_or_refuse_by_itself(said, index):
+    assert said(index, course.index_of_tar) == "right\n"
 
 
 def shuffled(samples, buffer, seed, *, rng=None, filled=None, gives_rest=True, moves=True):
