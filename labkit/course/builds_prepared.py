@@ -3,6 +3,7 @@
 import io
 import shutil
 import struct
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,16 +19,30 @@ _ON_SIDE = 6
 _N_PHOTOS, _PHOTO_BYTES = 16, 300 * 400 * 3
 
 
-def jpeg_sizes(jpeg_size: Callable[[bytes], Any]) -> None:
+def jpeg_sizes(answer: Callable[[bytes], Any]) -> None:
     """Judge `jpeg_size(data)`: width and height as shown, of JPEGs made here, against Pillow."""
-    thumbnail = (16, 12)
+
+    def jpeg_size(data: bytes) -> Any:
+        found = _that_ends(answer)(data)
+        return tuple(found) if isinstance(found, list) else found
+
+    thumbnail, ordinary, xmp = (16, 12), _jpeg((64, 48)), b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
+    codes = ordinary[ordinary.index(b"\xff\xc4") + 4 :]  # of a Huffman table, the first of several
     files = {
-        "an ordinary photo": _jpeg((64, 48)),
+        "an ordinary photo": ordinary,
         "a photo with a thumbnail in its EXIF": _jpeg((64, 48), app1=_exif(1, thumbnail)),
         "a progressive photo, whose frame is SOF2": _jpeg((64, 48), progressive=True),
-        "a photo with XMP, an APP1 without EXIF": _jpeg((64, 48), app1=b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"),
+        "a photo with XMP, an APP1 without EXIF": _jpeg((64, 48), app1=xmp),
+        "a photo whose Huffman table, marker C4, comes before its frame": _inserted(
+            ordinary, 0xC4, codes[: codes.index(b"\xff")]
+        ),
+        "an extended photo, whose frame is SOF1": ordinary.replace(b"\xff\xc0", b"\xff\xc1", 1),
         "a photo with orientation 3, upside down": _jpeg((64, 48), app1=_exif(3)),
         "a photo with orientation 6, on its side": _jpeg((64, 48), app1=_exif(_ON_SIDE)),
+        **{f"a photo with orientation {n}": _jpeg((64, 48), app1=_exif(n)) for n in (2, 4, 5, 7)},
+        "a photo with orientation 6, and after its EXIF XMP, an APP1 that must not undo it": _inserted(
+            _jpeg((64, 48), app1=xmp), 0xE1, _exif(_ON_SIDE)
+        ),
         "a photo with orientation 8, most significant byte first": _jpeg((64, 48), app1=_exif(8, order=">")),
         "a photo with bytes FF that fill the space before a marker": _filled(_jpeg((64, 48))),
     }
@@ -82,7 +97,7 @@ def restart_markers(count: Callable[[bytes], Any]) -> None:
         n_mcus = -(-size[0] // 16) * -(-size[1] // 16)
         right = -(-n_mcus // interval) - 1 if interval else 0
         scan = data[data.rindex(b"\xff\xda") :]
-        what, found = f"a photo of {n_mcus} MCUs with a marker after every {interval}", count(data)
+        what, found = f"a photo of {n_mcus} MCUs with a marker after every {interval}", _counted(count, data)
         if not interval:
             what = f"a photo of {n_mcus} MCUs without restart markers"
         _expect(
@@ -96,6 +111,47 @@ def restart_markers(count: Callable[[bytes], Any]) -> None:
         )
         _expect(found != right + 1, f"{what}: {found} counts the end of the image, FF D9, too; {right} is right")
         _expect(found == right, f"{what}: {found!r} is wrong, {right} is right")
+    data, comment = _jpeg((160, 96), restart_marker_blocks=1), b"\xff\xda" + 3 * b"\xff\xd0"
+    for what, more in {
+        "FF DA in a comment, a segment after EXIF,": _inserted(
+            _inserted(data, 0xFE, comment), 0xE1, _exif(1, thumbnail)
+        ),
+        "a second JPEG after its end, as phones write a preview,": data + _jpeg((160, 112)),
+    }.items():
+        found, right = _counted(count, more), _n_markers(data)
+        told = f"a photo with {what} gave {found}, and {right} is right"
+        _expect(found == right, f"{told}; a search finds bytes FF DA that begin no scan: walk to it by the lengths")
+
+
+def _counted(count: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return _that_ends(count)(data)
+    except (IndexError, struct.error, TimeoutError) as error:
+        told = f"the walk did not end at the scan ({type(error).__name__}: {error}); from one marker to the next it is"
+        raise AssertionError(f"{told} 2 + length bytes: a length counts its own two bytes, not the marker's") from error
+
+
+def _that_ends(answer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """`answer`, stopped after more lines than any walk through the bytes needs."""
+
+    def run(data: bytes) -> Any:
+        n_left = 100_000 + 20 * len(data)
+
+        def trace(*_: object) -> Any:
+            nonlocal n_left
+            n_left -= 1
+            if n_left < 0:
+                raise TimeoutError("it no longer moves on; add each segment's length to the place, and 2 of its marker")
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return answer(data)
+        finally:
+            sys.settrace(before)
+
+    return run
 
 
 def _judge_crop(found: np.ndarray, photos: list[np.ndarray], number: int, box: tuple[int, int, int, int]) -> None:
@@ -151,8 +207,12 @@ def _jpeg(size: tuple[int, int], *, app1: bytes = b"", **options: Any) -> bytes:
     pixels = (slope + np.random.default_rng(0).integers(0, 40, (height, width, 3))).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", subsampling="4:2:0", **{"quality": 90, **options})
-    data = file.getvalue()
-    return data[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(app1)) + app1 + data[2:] if app1 else data
+    return _inserted(file.getvalue(), 0xE1, app1) if app1 else file.getvalue()
+
+
+def _inserted(data: bytes, marker: int, content: bytes) -> bytes:
+    """A JPEG with one more segment, the first."""
+    return data[:2] + struct.pack(">BBH", 0xFF, marker, 2 + len(content)) + content + data[2:]
 
 
 def _exif(orientation: int, thumbnail: tuple[int, int] | bytes = b"", order: str = "<") -> bytes:

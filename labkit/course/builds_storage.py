@@ -1,13 +1,17 @@
 """Judges of the exercises that build what reads from storage: an index, a shuffle buffer, depth in meters."""
 
+import bz2
+import gzip
 import io
+import lzma
 import random
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,44 +20,72 @@ from PIL import Image
 from labkit.course.exercises import _expect
 
 _BLOCK_BYTES = 512  # of a tar
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
 
 
 def index_of_tar(index: Callable[[str], Mapping[str, tuple[int, int]]]) -> None:
     """Judge `index(path)`: name -> (offset, size) of each file's bytes in a tar; a compressed tar is refused."""
-    for sizes in ((1024, 1536, 512), (700, 300, 513, 2000)):
-        with _written_tar("w", sizes) as (path, contents):
-            data = Path(path).read_bytes()
-            right = {name: (data.index(content), len(content)) for name, content in contents.items()}
-            if sizes[0] % _BLOCK_BYTES == 0:
-                _judge_places(index(path), right)
-            else:
-                _judge_odd_sizes(index, path, right)
-    with _written_tar("w:gz", (700, 300)) as (path, _):
+    cat, dog, _ = names = ("cat/0.jpg", "dog/0.jpg", "dog/1.jpg")
+    with _written_tar(zip(names, (1024, 1536, 512), strict=True)) as (path, right):
+        _judge_places(index(path), right)
+    with _written_tar(zip(names, (700, 300, 513), strict=True)) as (path, right):
+        _judge_odd_sizes(index, path, right)
+    with _written_tar([(cat, 512), (dog, 512), (cat, 1024)]) as (path, right):
+        found = index(path)
+        is_first = tuple(found[cat]) == (_BLOCK_BYTES, 512)
+        _expect(not is_first, f"{cat!r} is in the tar twice, and the first was indexed; the last one counts")
+        _judge_places(found, right)
+    with _written_tar([("cat/" + 120 * "0", 512), (dog, 512)]) as (path, right):
         try:
-            index(path)
-        except Exception:
-            return
-    raise AssertionError(
-        'a compressed tar was indexed, but its bytes are not at those places: mode "r:" of `tarfile` refuses it'
-    )
+            is_right = {name: tuple(place) for name, place in index(path).items()} == right
+        except Exception:  # what was read as a header is none
+            is_right = False
+        _expect(
+            is_right,
+            "a file with a name of 124 characters is not found: more blocks than its header come before its bytes, "
+            "which hold the name; `tarfile` gives where the bytes begin as `offset_data`",
+        )
+    for compression in ("gz", "bz2", "xz"):
+        with _written_tar([(cat, 700), (dog, 300)], compression) as (path, _):
+            try:
+                index(path)
+                is_refused = False
+            except Exception:
+                is_refused = True
+        _expect(
+            is_refused,
+            f"a compressed tar was indexed (.{compression}), but its bytes are not at those places: "
+            'mode "r:" of `tarfile` refuses every compression',
+        )
 
 
 @contextmanager
-def _written_tar(mode: Literal["w", "w:gz"], sizes: Iterable[int]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Path of a tar with files of these sizes, and their contents."""
-    contents = {f"{number}.jpg": random.Random(size).randbytes(size) for number, size in enumerate(sizes)}
+def _written_tar(
+    files: Iterable[tuple[str, int]], compression: str = ""
+) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Path of a tar with files of these names and sizes, and name -> (offset, size), of which the last one counts."""
+    contents = [(name, random.Random(number).randbytes(size)) for number, (name, size) in enumerate(files)]
     with tempfile.TemporaryDirectory(prefix="labkit-exercise-") as folder:
-        path = Path(folder, "photos.tar")
-        with tarfile.open(path, mode) as tar:
-            for name, content in contents.items():
+        path, written = Path(folder, "photos.tar"), io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for name, content in contents:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-        yield str(path), contents
+        data = written.getvalue()
+        path.write_bytes(_COMPRESS[compression](data))
+        yield str(path), {name: (data.index(content), len(content)) for name, content in contents}
 
 
 def _judge_places(found: Any, right: Mapping[str, tuple[int, int]]) -> None:
     _expect(isinstance(found, Mapping), f"a {type(found).__name__} is no dictionary of name -> (offset, size)")
+    is_last_part = set(found) != set(right) and set(found) == {Path(name).name for name in right}
+    _expect(not is_last_part, "the names are without their folders, where two files may have the same last part")
     _expect(set(found) == set(right), f"the tar holds {sorted(right)}, the index {sorted(found)}")
     for name, place in right.items():
         shown = f"{name!r} gave {found[name]!r}"
@@ -86,9 +118,14 @@ def shuffle_buffer(shuffled: Callable[[Iterable[int], int, int], Iterable[int]])
     n_held = []
     with _watched_generators() as is_changed:
         samples = _Counted(range(n))
-        for sample in shuffled(samples, buffer, 0):
-            n_held.append(samples.n_taken - len(came))
-            came.append(sample)
+        try:
+            for sample in shuffled(samples, buffer, 0):
+                n_held.append(samples.n_taken - len(came))
+                came.append(sample)
+        except TypeError as error:
+            is_of_stream = _Counted.__name__ in str(error)
+            _expect(not is_of_stream, f"{error}: a stream has no length and no places; take its samples by `for`")
+            raise
         again, other = (list(shuffled(iter(range(n)), buffer, seed)) for seed in (0, 1))
         uses_global = is_changed()
     _expect(
@@ -98,16 +135,43 @@ def shuffle_buffer(shuffled: Callable[[Iterable[int], int, int], Iterable[int]])
     n_lost = n - len(set(came))
     _expect(not n_lost, f"{n_lost} of {n} samples were lost: what is in the buffer at the end has to come too")
     _expect(len(came) == n, f"{len(came) - n} samples came twice")
-    most = max(n_held)
-    _expect(most >= buffer, f"the buffer of {buffer} samples never held more than {most}: fill it first")
-    _expect(most <= buffer + 1, f"{most} samples were held at a time, with a buffer of {buffer}")  # and the new one
+    _judge_held(n_held, n, buffer)
     _expect(came != list(range(n)), "the order is that of the stream: draw which sample leaves")
     _expect(
         not uses_global,
         "it draws from a global generator, and so changes what others draw: make your own, `random.Random(seed)`",
     )
     _expect(again == came, "the same seed gave another order: make the generator in the function, from the seed")
+    n_next = sum(later == sample + 1 for sample, later in pairwise(came[:-buffer]))
+    is_mixed = n_next < (n - buffer) / 2
+    _expect(is_mixed, "each draw takes the same place: make the generator once, before the loop, not at each draw")
     _expect(other != came, "seeds 0 and 1 gave the same order")
+    _judge_short_stream(shuffled, buffer)
+
+
+def _judge_held(n_held: list[int], n: int, buffer: int) -> None:
+    """Judge how many of n samples were held at each one that left, that one included."""
+    most = max(n_held)
+    _expect(most >= buffer, f"the buffer of {buffer} samples never held more than {most}: fill it first")
+    _expect(most <= buffer + 1, f"{most} samples were held at a time, with a buffer of {buffer}")  # and the new one
+    least = min(held for n_before, held in enumerate(n_held) if n_before + held < n)  # while the stream lasts
+    _expect(
+        least >= buffer,
+        f"only {least} of {buffer} samples were held before the stream ended: a buffer that is emptied and filled again"
+        " mixes within chunks only; replace each sample that leaves by the next one",
+    )
+
+
+def _judge_short_stream(shuffled: Callable[[Iterable[int], int, int], Iterable[int]], buffer: int) -> None:
+    n = buffer // 2
+    what = f"a stream of {n} samples, fewer than the buffer of {buffer},"
+    try:
+        came = list(shuffled(iter(range(n)), buffer, 0))
+    except Exception as error:
+        told = f"{what} raised {type(error).__name__}: {error}"
+        raise AssertionError(f"{told}; it may end while the buffer is filled") from error
+    _expect(sorted(came) == list(range(n)), f"{what} gave {len(came)}")
+    _expect(came != list(range(n)), f"{what} came in its own order: what is held at the end has to be shuffled too")
 
 
 class _Counted:

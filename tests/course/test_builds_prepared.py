@@ -12,7 +12,7 @@ from PIL import Image
 from labkit import course
 from tests.paths import REPO
 
-SOF0, SOF2 = 0xC0, 0xC2
+SOF0, SOF1, SOF2 = 0xC0, 0xC1, 0xC2
 
 
 def solved(stem, check):
@@ -29,20 +29,30 @@ def solved(stem, check):
 
 class TestSizes:
     @staticmethod
-    def walk(data, frames=(SOF0, SOF2), turning=(5, 6, 7, 8), *, last_first=False, filled=True):
+    def walk(
+        data,
+        frames=(SOF0, SOF1, SOF2),
+        turning=(5, 6, 7, 8),
+        *,
+        last_first=False,
+        app1=b"Exif",
+        moves=True,
+        filled=True,
+    ):
         at, orientation = 2, 1
         while True:
             while filled and data[at + 1] == 0xFF:
                 at += 1
             marker, length = struct.unpack_from(">xBH", data, at)
-            if marker == 0xE1 and data[at + 4 : at + 8] == b"Exif":
+            if marker == 0xE1 and data[at + 4 : at + 8].startswith(app1):
                 exif = Image.Exif()
-                exif.load(data[at + 4 : at + 2 + length])
+                if data[at + 4 : at + 8] == b"Exif":
+                    exif.load(data[at + 4 : at + 2 + length])
                 orientation = exif.get(0x0112, 1)
             if marker in frames:
                 height, width = struct.unpack_from(">HH", data, at + 5)
                 return (height, width) if (orientation in turning) != last_first else (width, height)
-            at += 2 + length
+            at += 2 + length if moves else 0
 
     @staticmethod
     def first_frame_anywhere(data):
@@ -52,6 +62,7 @@ class TestSizes:
     def test_the_folded_answer_is_right(self, said):
         assert said(solved("10_image_sizes", "course.jpeg_sizes")["jpeg_size"], course.jpeg_sizes) == "right\n"
         assert said(self.walk, course.jpeg_sizes) == "right\n"
+        assert said(lambda data: list(self.walk(data)), course.jpeg_sizes) == "right\n"
 
     def test_each_mistake_has_its_name(self, said):
         def wrong(answer):
@@ -69,6 +80,30 @@ class TestSizes:
         assert "bytes FF that fill the space before a marker raised error" in at_bytes_that_fill
         assert "(64, 48) is right; step over each FF before a marker" in at_bytes_that_fill
         assert wrong(lambda data: ...) == ""
+
+    @pytest.mark.parametrize(
+        ("turning", "told"),
+        [
+            ((4, 5, 6, 7, 8), "orientation 4: (48, 64) is wrong"),
+            ((6, 7, 8), "orientation 5: (64, 48) is wrong"),
+            ((6, 8), "orientation 5: (64, 48) is wrong"),
+            ((5, 6, 8), "orientation 7: (64, 48) is wrong"),
+        ],
+    )
+    def test_each_orientation_is_tried(self, said, turning, told):
+        assert told in said(lambda data: self.walk(data, turning=turning), course.jpeg_sizes)
+
+    def test_each_marker_that_is_no_frame_or_no_exif_is_tried(self, said):
+        def wrong(**options):
+            return said(lambda data: self.walk(data, **options), course.jpeg_sizes)
+
+        assert "whose Huffman table, marker C4, comes before its frame: (" in wrong(frames=range(0xC0, 0xD0))
+        assert "an extended photo, whose frame is SOF1 raised error" in wrong(frames=(SOF0, SOF2))
+        assert "after its EXIF XMP, an APP1 that must not undo it: (64, 48) is wrong" in wrong(app1=b"")
+
+    def test_a_walk_that_stays_where_it_is_ends(self, said):
+        told = said(lambda data: self.walk(data, moves=False), course.jpeg_sizes)
+        assert "an ordinary photo raised TimeoutError: it no longer moves on; add each segment's length" in told
 
 
 class TestPixels:
@@ -157,15 +192,31 @@ class TestPixels:
 
 class TestRestartMarkers:
     @staticmethod
-    def scan(data):
-        """The codes of the last scan, without what a thumbnail in EXIF holds."""
+    def scan(data, behind=2):
+        """The codes of the scan, to which the segments lead."""
+        at = 2
+        while data[at + 1] != 0xDA:
+            at += behind + int.from_bytes(data[at + 2 : at + 4], "big") if behind is not None else 0
+        return data[at:]
+
+    @staticmethod
+    def after_exif(data):
+        """What begins with the first FF DA after the first segment."""
+        return data[data.index(b"\xff\xda", 4 + int.from_bytes(data[4:6], "big")) :]
+
+    @staticmethod
+    def last(data):
         return data[data.rindex(b"\xff\xda") :]
+
+    @staticmethod
+    def counted(scan, pattern=rb"\xff[\xd0-\xd7]"):
+        return len(re.findall(pattern, scan))
 
     def test_the_folded_answer_is_right(self, said):
         answer = solved("11b_crop_by_bytes", "course.restart_markers")["restart_markers"]
         assert said(answer, course.restart_markers) == "right\n"
-        by_search = lambda data: len(re.findall(rb"\xff[\xd0-\xd7]", self.scan(data)))  # noqa: E731
-        assert said(by_search, course.restart_markers) == "right\n"
+        to_its_end = lambda data: self.counted(self.scan(data).partition(b"\xff\xd9")[0])  # noqa: E731
+        assert said(to_its_end, course.restart_markers) == "right\n"
 
     @pytest.mark.parametrize(
         ("pattern", "whole", "told"),
@@ -177,5 +228,19 @@ class TestRestartMarkers:
         ],
     )
     def test_each_mistake_has_its_name(self, said, pattern, whole, told):
-        wrong = lambda data: len(re.findall(pattern, data if whole else self.scan(data)))  # noqa: E731
+        wrong = lambda data: self.counted(data if whole else self.scan(data), pattern)  # noqa: E731
         assert told in said(wrong, course.restart_markers)
+
+    def test_a_search_in_place_of_the_walk(self, said):
+        told = said(lambda data: self.counted(self.after_exif(data)), course.restart_markers)
+        assert "FF DA in a comment, a segment after EXIF, gave 62, and 59 is right; a search finds" in told
+        told = said(lambda data: self.counted(self.last(data)), course.restart_markers)
+        assert "a second JPEG after its end, as phones write a preview, gave 0, and 59 is right; a search" in told
+
+    @pytest.mark.parametrize(
+        ("behind", "error"), [(None, "TimeoutError: it no longer moves on; "), (4, "IndexError: "), (0, "")]
+    )
+    def test_a_step_of_a_wrong_length(self, said, behind, error):
+        told = said(lambda data: self.counted(self.scan(data, behind)), course.restart_markers)
+        assert "not yet: the walk did not end at the scan (" + error in told
+        assert "2 + length bytes: a length counts its own two bytes, not the marker's" in told

@@ -1,6 +1,7 @@
 """Exercises on storage: the folded answers are right, and each classic mistake is called by its name."""
 
 import io
+import itertools
 import random
 import re
 import tarfile
@@ -56,21 +57,46 @@ def read_at(file, place):
     return file.read(512)
 
 
-def by_headers(block_bytes, *, refuses=True):
+def by_headers(block_bytes, *, refuses=True, long_names=True):
     """Walks through the headers, whose next one begins at a multiple of `block_bytes` after a file's bytes."""
 
     def index(path):
-        found, at = {}, 0
+        found, at, long_name = {}, 0, b""
         with open(path, "rb") as file:
             while (header := read_at(file, at)).strip(b"\0"):
                 if refuses and header[257:262] != b"ustar":
                     raise tarfile.ReadError("no header of a tar")
                 size = int(header[124:135], 8)
-                found[header[:100].rstrip(b"\0").decode()] = at + 512, size
+                if long_names and header[156:157] == b"L":  # what follows is the name of the next file
+                    long_name = read_at(file, at + 512)[:size]
+                else:
+                    found[(long_name or header[:100]).rstrip(b"\0").decode()] = at + 512, size
+                    long_name = b""
                 at += 512 + -(-size // block_bytes) * block_bytes
         return found
 
     return index
+
+
+def by_magic(*magics):
+    """Refuses by the first bytes of a file."""
+
+    def index(path):
+        with open(path, "rb") as file:
+            if file.read(6).startswith(magics):
+                raise ValueError("compressed")
+        return by_tarfile("r")(path)
+
+    return index
+
+
+def keeps_the_first(path):
+    with tarfile.open(path, "r:") as tar:
+        return {member.name: (member.offset_data, member.size) for member in reversed(tar.getmembers())}
+
+
+def without_folders(path):
+    return {name.rpartition("/")[2]: place for name, place in by_tarfile()(path).items()}
 
 
 @pytest.mark.parametrize(
@@ -84,16 +110,23 @@ def by_headers(block_bytes, *, refuses=True):
         (by_headers(1, refuses=False), "files are not found after one whose size is no multiple of 512"),
         (by_headers(1), "files are not found after one whose size is no multiple of 512"),
         (lambda path: list(by_tarfile()(path).items()), "a list is no dictionary of name -> (offset, size)"),
-        (lambda path: {}, "the tar holds ['0.jpg', '1.jpg', '2.jpg'], the index []"),
-        (lambda path: dict.fromkeys(["0.jpg", "1.jpg", "2.jpg"], 512), "'0.jpg' gave 512; (offset, size) was asked"),
+        (lambda path: {}, "the tar holds ['cat/0.jpg', 'dog/0.jpg', 'dog/1.jpg'], the index []"),
+        (lambda path: dict.fromkeys(by_tarfile()(path), 512), "'cat/0.jpg' gave 512; (offset, size) was asked"),
+        (without_folders, "the names are without their folders"),
+        (keeps_the_first, "'cat/0.jpg' is in the tar twice, and the first was indexed; the last one counts"),
+        (by_tarfile(place=lambda m: (m.offset + 512, m.size)), "a file with a name of 124 characters is not found"),
+        (by_headers(512, long_names=False), "a file with a name of 124 characters is not found"),
+        (by_magic(b"\x1f\x8b"), "a compressed tar was indexed (.bz2)"),
+        (by_magic(b"\x1f\x8b", b"BZh"), "a compressed tar was indexed (.xz)"),
     ],
 )
 def test_a_wrong_index_is_told_what_is_wrong(said, index, told):
     assert told in said(index, course.index_of_tar)
 
 
-def test_an_index_may_walk_through_the_headers_itself(said):
-    assert said(by_headers(512), course.index_of_tar) == "right\n"
+@pytest.mark.parametrize("index", [by_headers(512), by_magic(b"\x1f\x8b", b"BZh", b"\xfd7zXZ")])
+def test_an_index_may_walk_through_the_headers_or_refuse_by_itself(said, index):
+    assert said(index, course.index_of_tar) == "right\n"
 
 
 def shuffled(samples, buffer, seed, *, rng=None, filled=None, gives_rest=True, moves=True):
@@ -102,7 +135,8 @@ def shuffled(samples, buffer, seed, *, rng=None, filled=None, gives_rest=True, m
         held.append(sample)
         if len(held) > (buffer if filled is None else filled):
             yield held.pop(rng.randrange(len(held)) if moves else 0)
-    yield from held if gives_rest else ()
+    while held and gives_rest:
+        yield held.pop(rng.randrange(len(held)) if moves else 0)
 
 
 def with_options(**options):
@@ -120,7 +154,7 @@ def reads_everything(samples, buffer, seed):
     yield from samples
 
 
-def sorted_in_pieces(samples, buffer, seed):
+def in_chunks(samples, buffer, seed):
     """Fills the buffer, empties it, and fills it again."""
     held, rng = [], random.Random(seed)
     for sample in samples:
@@ -129,6 +163,41 @@ def sorted_in_pieces(samples, buffer, seed):
             rng.shuffle(held)
             yield from held
             held = []
+    rng.shuffle(held)
+    yield from held
+
+
+def replaces(samples, buffer, seed, *, new_generators=False):
+    """Fills the buffer by `next`, and puts each new sample in the place of one that leaves."""
+    rng, held = random.Random(seed), [next(samples) for _ in range(buffer)]
+    for sample in samples:
+        place = (random.Random(seed) if new_generators else rng).randrange(buffer)
+        yield held[place]
+        held[place] = sample
+    rng.shuffle(held)
+    yield from held
+
+
+def draws_before_it_takes(samples, buffer, seed):
+    """Holds `buffer` samples, of which one leaves before the next one is taken."""
+    samples, rng = iter(samples), random.Random(seed)
+    held = list(itertools.islice(samples, buffer))
+    while held:
+        yield held.pop(rng.randrange(len(held)))
+        held.extend(itertools.islice(samples, 1))
+
+
+def leaves_the_rest_in_order(samples, buffer, seed):
+    rng, held = random.Random(seed), []
+    for sample in samples:
+        if len(held) == buffer:
+            yield held.pop(rng.randrange(buffer))
+        held.append(sample)
+    yield from held
+
+
+def asks_for_the_length(samples, buffer, seed):
+    return shuffled(samples, min(buffer, len(samples)), seed)
 
 
 def draws_by_numpy(samples, buffer, seed):
@@ -151,14 +220,21 @@ def draws_by_numpy(samples, buffer, seed):
         (lambda samples, buffer, seed: shuffled(samples, buffer, 0), "seeds 0 and 1 gave the same order"),
         (lambda samples, *given: (s for s in shuffled(samples, *given) for _ in range(2)), "came twice"),
         (lambda *given: iter(()), "400 of 400 samples were lost"),
+        (lambda *given: replaces(*given, new_generators=True), "each draw takes the same place: make the generator"),
+        (replaces, "20 samples, fewer than the buffer of 40, raised RuntimeError: generator raised StopIteration; it"),
+        (leaves_the_rest_in_order, "came in its own order: what is held at the end has to be shuffled too"),
+        (in_chunks, "only 1 of 40 samples were held before the stream ended"),
+        (asks_for_the_length, "has no len(): a stream has no length and no places"),
+        (lambda samples, *given: shuffled(samples[:], *given), "is not subscriptable: a stream has no length"),
     ],
 )
 def test_a_wrong_buffer_is_told_what_is_wrong(said, answer, told):
     assert told in said(answer, course.shuffle_buffer)
 
 
-def test_a_buffer_that_is_emptied_and_filled_again_is_right_too(said):
-    assert said(sorted_in_pieces, course.shuffle_buffer) == "right\n"
+@pytest.mark.parametrize("answer", [shuffled, draws_before_it_takes])
+def test_a_buffer_may_draw_before_or_after_it_takes_the_next_sample(said, answer):
+    assert said(answer, course.shuffle_buffer) == "right\n"
 
 
 @pytest.mark.parametrize("answer", [seeds_the_global_one, draws_by_numpy])
