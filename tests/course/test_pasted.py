@@ -857,7 +857,7 @@ def test_ranks_share_the_photos(tmp_path):
         run_script(tmp_path, block, LABELS, environment={"RANK": str(rank), "WORLD_SIZE": "3"}) for rank in range(3)
     ]
     assert [len(labels) for labels in found] == [2, 2, 2]
-    assert sorted(sum(found, [])) == list(range(6))
+    assert sorted(label for labels in found for label in labels) == list(range(6))
     assert sorted(run_script(tmp_path, block, LABELS)) == list(range(6))
 
 
