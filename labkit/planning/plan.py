@@ -112,7 +112,8 @@ def plan(
         images_per_s: Images/s of one GPU whose batches are ready: a number, or what was measured: a `Diagnosis`, a
             `WatchReport`, or the path of what `labkit watch --json` wrote. These also give the step's cores and the
             core time of an image.
-        cores_per_node: Usable cores of a machine; a vCPU is mostly a hyperthread, and counts as half a core.
+        cores_per_node: Usable cores of a machine, in the unit in which `cpu_ms_per_image` was measured: cores, or
+            hyperthreads, as most vCPUs are.
         cpu_ms_per_image: Milliseconds of a core that an image takes in the loader, storage not included.
         n_gpus, n_nodes: GPUs in all, and the machines that share them evenly.
         batch_size: Images of a batch. Needed for the reports of a watch, which counts batches.

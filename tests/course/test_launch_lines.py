@@ -33,6 +33,8 @@ import json
 import torch.distributed as dist
 os_cores = sorted(os.sched_getaffinity(0))[:2]
 os.sched_setaffinity(0, os_cores)
+chosen = []
+torch.cuda.set_device = chosen.append
 def transform(image):
     return image[:, :8, :8]
 """
@@ -42,7 +44,7 @@ if __name__ == "__main__":
     labels = [int(label) for images, several in loader for label in several]
     everywhere = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, labels)
-    found = {"rank": dist.get_rank(), "local_rank": int(os.environ["LOCAL_RANK"]), "labels": everywhere,
+    found = {"rank": dist.get_rank(), "gpus": chosen, "labels": everywhere,
              "workers": loader.pipeline[0].num_workers, "cpus": os.environ.get("SRUN_CPUS_PER_TASK")}
     dist.destroy_process_group()
     open(f"found{found['rank']}.json", "w").write(json.dumps(found))
@@ -90,7 +92,9 @@ def test_the_job_asks_for_the_cores_that_the_text_counts():
     [asked] = [dict(re.findall(r"--([\w-]+)=(\d+)", line)) for line in FIRST.splitlines() if "#SBATCH" in line]
     assert asked["ntasks-per-node"] == asked["gpus-per-node"]
     [(rate, image_ms)] = re.findall(r"At ([\d,]+) images/s and (\d) ms", FIRST)
-    assert int(asked["cpus-per-task"]) == math.ceil(1.1 * int(rate.replace(",", "")) * int(image_ms) / 1e3 + 1)
+    cores = math.ceil(int(rate.replace(",", "")) * int(image_ms) / 1e3 + 1)
+    assert int(asked["cpus-per-task"]) == cores
+    assert f"or {8 * cores} for eight GPUs" in FIRST
 
 
 @pytest.mark.exhaustive
@@ -113,7 +117,7 @@ def test_two_ranks_meet_and_read_each_photo_once(place, launcher):
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = [json.loads((place / f"found{rank}.json").read_text()) for rank in range(2)]
-    assert [one["local_rank"] for one in found] == [0, 1]
+    assert [one["gpus"] for one in found] == [[0], [1]]
     assert [one["cpus"] for one in found] == (["2", "2"] if launcher == "slurm" else [None, None])
     # Slurm's tasks have cores of their own, torchrun's ranks share those of the machine; a worker on each.
     assert [one["workers"] for one in found] == ([2, 2] if launcher == "slurm" else [1, 1])

@@ -572,11 +572,11 @@ if __name__ == "__main__":
     @pytest.mark.parametrize("start_method", START_METHODS)
     def test_so_do_those_of_a_rank_at_scale(self, tmp_path, start_method):
         block = replaced(
-            do_this("14_at_scale"), ("/local_nvme/", ""), ("000979", f"{self.N_SHARDS - 1:06}"),
-            ("shuffle(1000)", "shuffle(1)"), ("num_workers=max(1, cores)", "num_workers=2"),
-            ("batch_size=256", "batch_size=3"), ("1_281_167 // 256", "36 // 3"),
+            do_this("14_at_scale").replace("shuffle(1000)", "shuffle(1)"), ("/local_nvme/", ""),
+            ("000979", f"{self.N_SHARDS - 1:06}"), ("num_workers=max(1, cores)", "num_workers=2"),
+            ("batch_size = 256", "batch_size = 3"), ("1_281_167", "36"), ("torch.cuda.set_device", "print"),
         )  # fmt: skip
-        self.check(tmp_path, block, start_method, "shard-{:06}.tar", RANK="0", WORLD_SIZE="1")
+        self.check(tmp_path, block, start_method, "shard-{:06}.tar", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
 
     OBJECTS = """
 import time
@@ -876,6 +876,29 @@ def test_a_loader_of_scaled_crops_reads_files_of_all_kinds(photos, tmp_path, sta
     assert all(shape == [n, 3, 224, 224] and dtype == "torch.uint8" for shape, dtype, n in shapes)
 
 
+LABELS = """
+if __name__ == "__main__":
+    import json
+    print(json.dumps([label for _, labels in loader for label in labels.tolist()]))
+"""
+
+
+def test_ranks_share_the_photos(tmp_path):
+    """13: under DDP, each photo is read by one rank; each is in a class of its own here."""
+    for number in range(6):
+        (tmp_path / "photos" / str(number)).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "photos" / str(number) / "photo.png")
+    block = replaced(
+        do_this("13_peers"), ("num_workers=max(1, cores), persistent_workers=True", "num_workers=0"),
+    )  # fmt: skip
+    found = [
+        run_script(tmp_path, block, LABELS, environment={"RANK": str(rank), "WORLD_SIZE": "3"}) for rank in range(3)
+    ]
+    assert [len(labels) for labels in found] == [2, 2, 2]
+    assert sorted(label for labels in found for label in labels) == list(range(6))
+    assert sorted(run_script(tmp_path, block, LABELS)) == list(range(6))
+
+
 CORES = """
 if __name__ == "__main__":
     import json, labkit as lk
@@ -913,14 +936,15 @@ def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allo
         (None, 2, 3, 1),
     ],
 )
-def test_a_quota_limits_the_workers(tmp_path, monkeypatch, limit, n_cores, n_ranks, workers):
-    """03."""
+@pytest.mark.parametrize("stem", ["03_persistent_workers", "13_peers"])
+def test_a_quota_limits_the_workers(tmp_path, photos, monkeypatch, stem, limit, n_cores, n_ranks, workers):
+    monkeypatch.chdir(photos)
     (tmp_path / "cpu.max").write_text(limit or "")
     file = tmp_path / ("cpu.max" if limit else "none")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(n_cores)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_ranks))
     found = {"dataset": range(4)}
-    exec(replaced(do_this("03_persistent_workers"), ("/sys/fs/cgroup/cpu.max", str(file))), found)  # noqa: S102
+    exec(replaced(do_this(stem), ("/sys/fs/cgroup/cpu.max", str(file))), found)  # noqa: S102
     assert found["loader"].num_workers == workers
 
 
