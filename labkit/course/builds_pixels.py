@@ -47,11 +47,13 @@ def reads_rgb(answer: Callable[[str], Tensor]) -> None:
                 continue
             path = Path(folder, name)
             path.write_bytes(data)
-            is_refused = False
+            is_refused, found = False, None
             try:
-                answer(str(path))
+                found = answer(str(path))
             except Exception:
                 is_refused = True
+            is_none = not is_refused and found is None
+            _expect(not is_none, f"{name}: None came back for a file that is cut off: raise an error")
             _expect(is_refused, f"{name}: the file is cut off and was read all the same, in part gray: raise an error")
 
 

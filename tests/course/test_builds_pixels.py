@@ -107,6 +107,19 @@ def test_a_file_cut_off_must_raise(said, monkeypatch):
     assert re.fullmatch(r"not yet: truncated at \d+%\.\w+: the file is cut off and was read all the same.*\n", told)
 
 
+def test_a_file_cut_off_must_raise_and_not_give_none(said):
+    read = folded("02b_any_file", "read_rgb_tensor")
+
+    def or_none(path):
+        try:
+            return read(path)
+        except Exception:
+            return None
+
+    told = said(or_none, course.reads_rgb)
+    assert re.fullmatch(r"not yet: truncated at .*: None came back for a file that is cut off: raise an error\n", told)
+
+
 def scaled(factor=1.0):
     """The crop of a decode that keeps `factor` of the pixels that are needed."""
 
