@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from labkit.course.exercises import _expect
@@ -80,11 +81,14 @@ def mixes_without_waiting(mixup: Callable[[Tensor, Tensor, int], tuple[Tensor, T
         torch.cuda.synchronize()
         torch.cuda._sleep(round(busy_s * cuda.device.clock_hz))
         started_s = cuda.now_s
-        (mixed, targets), n_reads = count_readbacks(mixup, images, labels, n)
+        (mixed, targets), n_reads = _mixed(mixup, images, labels, n)
         waited_s = cuda.now_s - started_s
         again = mixup(images, labels, n)[0].cpu()
         is_kept = torch.equal(images.cpu(), before.cpu())
         shares, targets = mixed.cpu()[:, 0].flatten(1), targets.cpu()
+        is_checked = n_reads and not _reads_unchecked(mixup, images, labels, n)
+    told = "torch.distributions reads values back to check its arguments: pass `validate_args=False`"
+    _expect(not is_checked, told)
     _expect(not n_reads, f"the host reads {n_reads} value(s) back: no `.item()`, `float()`, mask or `.cpu()`")
     _expect(
         waited_s < busy_s / 2,
@@ -95,11 +99,33 @@ def mixes_without_waiting(mixup: Callable[[Tensor, Tensor, int], tuple[Tensor, T
     _expect(mixed.shape == (n, 3, 2, 8), f"images of shape {tuple(mixed.shape)}, not {(n, 3, 2, 8)}")
     _expect(targets.shape == (n, n), f"targets of shape {tuple(targets.shape)}, not {(n, n)}: a share for each class")
     _expect(torch.allclose(shares.sum(1), torch.ones(n), atol=1e-4), "the shares of two images do not add up to 1")
+    low, high = shares.aminmax()
+    _expect(low > -1e-4 and high < 1 + 1e-4, f"shares go from {low:.2f} to {high:.2f}, not from 0 to 1 as torch.rand's")
     own = shares.diagonal()
     _expect((own < 1).sum() > n / 2, "images are mixed with themselves")
     _expect(len(own[own < 1].unique()) > n / 2, "all images have the same share: draw one for each")
     _expect(torch.allclose(targets[:, order], shares, atol=1e-4), "the labels' shares are not those of the pixels")
     _expect(not torch.equal(again[:, 0].flatten(1), shares), "a second call mixes the same")
+
+
+def _mixed(mixup: Callable[..., Any], *given: Any) -> tuple[Any, int]:
+    try:
+        return count_readbacks(mixup, *given)
+    except RuntimeError as error:
+        told = "beside images, shares have the shape (n, 1, 1, 1): `share.view(-1, 1, 1, 1)`"
+        is_shape = "must match the size" in str(error) or "broadcast" in str(error)
+        _expect(not is_shape, f"{error}: {told}")
+        raise
+
+
+def _reads_unchecked(mixup: Callable[..., Any], *given: Any) -> int:
+    """The values that are read back where torch.distributions does not check its arguments."""
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        return count_readbacks(mixup, *given)[1]
+    finally:
+        Distribution.set_default_validate_args(checks)
 
 
 class _Flipped(Dataset):

@@ -5,7 +5,7 @@ Time passes on a clock of their own, so that what is right is known exactly.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_all_start_methods
 from typing import Any
 
@@ -15,7 +15,9 @@ from labkit.course.exercises import _expect, is_close
 
 Batch = tuple[list[int], list[int]]
 
-_N_BATCHES, _START_S = 50, 100.0
+_START_S, _END_S = 100.0, 13.0  # until the first batch, and until the loader says that there is no other
+# Waits for the batches after the first one, and steps: few and unequal, so that each of them changes the share.
+_EPOCHS_S = (((6.0, 1.0, 2.0), (3.0, 5.0, 2.0, 8.0)), ((1.0, 2.0, 1.0), (8.0, 2.0, 9.0, 5.0)), ((0.0,) * 3, (1.0,) * 4))
 _PHOTOS_PER_BATCH, _STAGES_S, _COLLATE_S, _READING_S = 4, {"read": 20.0, "decode": 50.0, "transform": 30.0}, 40.0, 5.0
 
 
@@ -23,10 +25,10 @@ class _Clock:
     """Stands in for `time.perf_counter`: moves when it is told to, and by `reading_s` whenever it is read."""
 
     def __init__(self, reading_s: float = 0.0):
-        self.now_s, self._reading_s = 0.0, reading_s
+        self.now_s, self.is_read, self._reading_s = 0.0, False, reading_s
 
     def read(self) -> float:
-        now_s = self.now_s
+        now_s, self.is_read = self.now_s, True
         self.spend(self._reading_s)
         return now_s
 
@@ -35,57 +37,69 @@ class _Clock:
 
     @contextmanager
     def replacing_perf_counter(self) -> Iterator[None]:
-        own = time.perf_counter
-        time.perf_counter = self.read
+        own = time.perf_counter, time.perf_counter_ns
+        time.perf_counter, time.perf_counter_ns = self.read, lambda: round(1e9 * self.read())
         try:
             yield
         finally:
-            time.perf_counter = own
+            time.perf_counter, time.perf_counter_ns = own
 
 
 class _Training:
-    """A loader whose first batch comes after 100 seconds and all others after `wait_s` on average; and its step."""
+    """A loader whose first batch comes after 100 seconds, and whose end is found after a wait, too; and its step."""
 
-    def __init__(self, clock: _Clock, wait_s: float, step_s: float):
-        self._clock, self._wait_s, self._step_s = clock, wait_s, step_s
+    def __init__(self, clock: _Clock, waits_s: tuple[float, ...], steps_s: tuple[float, ...]):
+        self._clock, self._waits_s, self._steps_s = clock, (_START_S, *waits_s), steps_s
         self._n_passes, self.trained = 0, list[int]()
 
     def __len__(self) -> int:
-        return _N_BATCHES
+        return len(self._steps_s)
 
     def __iter__(self) -> Iterator[Batch]:
         self._n_passes += 1
         _expect(self._n_passes == 1, "it begins the loader anew for each batch: call iter(loader) once")
-        for number in range(_N_BATCHES):
-            self._clock.spend(self._wait_s * 2 * (number % 2) if number else _START_S)  # 25 of 49 take twice as long
+        for number, wait_s in enumerate(self._waits_s):
+            self._clock.spend(wait_s)
             yield [number] * 2, [number] * 2
+        self._clock.spend(_END_S)
 
     def step(self, images: list[int], labels: list[int]) -> None:
         _expect(images == labels, "step gets the images and the labels of one batch")
+        self._clock.spend(self._steps_s[len(self.trained) % len(self)])
         self.trained.append(images[0])
-        self._clock.spend(self._step_s)
 
 
 def judge_wait_share(wait_share: Callable[[Any, Any], float]) -> None:
-    """Judge a function that trains for an epoch and returns the share of waiting, the start not counted."""
-    for wait_s, step_s in ((3.0, 1.0), (1.0, 4.0), (0.0, 1.0)):
+    """Judge a function that trains for an epoch and returns the share of waiting, from the first batch to the end."""
+    for waits_s, steps_s in _EPOCHS_S:
         clock = _Clock()
-        training = _Training(clock, wait_s, step_s)
+        training = _Training(clock, waits_s, steps_s)
         with clock.replacing_perf_counter():
-            share = wait_share(training, training.step)
-        waits_s, steps_s = _N_BATCHES * wait_s, _N_BATCHES * step_s
-        right, whole_s = wait_s / (wait_s + step_s), _START_S + waits_s + steps_s
-        mistakes = {
-            (_START_S + waits_s) / whole_s: "the start is in it: let the clock begin when the first batch has come",
-            waits_s / whole_s: "the start is in the whole time: let the clock begin when the first batch has come",
-            1 - right: "that is the share of the steps: time the request, next(batches), in place of the step",
-            wait_s / step_s: "the wait is divided by the steps alone: divide it by all the time, waits and steps",
+            share: Any = wait_share(training, training.step)
+        with suppress(TypeError, ValueError):
+            share = float(share)  # of torch or NumPy, too
+        n_trained, n = len(training.trained), len(training)
+        _expect(training.trained == [*range(n)], f"it trained on {n_trained} of {n} batches")
+        _expect(clock.is_read, "it does not read `time.perf_counter`, which is the check's clock")
+        wait_s, whole_s = sum(waits_s), sum(waits_s) + sum(steps_s)
+        begin, end = "let the clock begin when the first batch has come", "let the clock end with the last step"
+        mistakes = {  # time added to the wait and to the whole, and what it says
+            (_START_S, _START_S): f"the start is in it: {begin}",
+            (_START_S + _END_S, _START_S + _END_S): f"the start is in it: {begin}",
+            (0, _START_S): f"the start is in the whole time: {begin}",
+            (_END_S, _START_S + _END_S): f"the start is in the whole time: {begin}",
+            (_END_S, _END_S): f"the request after the last batch counts as waiting: {end}",
+            (0, _END_S): f"the request after the last batch is in the whole time: {end}",
+            (0, -steps_s[0]): f"the first step is left out of the whole time: {begin}",
+            (0, -steps_s[-1]): f"the last step is left out of the whole time: {end}",
+            (sum(steps_s) - wait_s, 0): "that is the share of the steps: time the requests for batches in place of "
+            "the steps",
+            (0, -wait_s): "the wait is divided by the steps alone: divide it by all the time, waits and steps",
         }
-        _expect(
-            training.trained == [*range(_N_BATCHES)], f"it trained on {len(training.trained)} of {_N_BATCHES} batches"
-        )
-        told = f"waits of {wait_s:g} s and steps of {step_s:g} s gave {share!r}; {right:.2f} is right"
-        _expect(is_close(share, right), next((why for wrong, why in mistakes.items() if is_close(share, wrong)), told))
+        right = wait_s / whole_s
+        told = (why for (w_s, all_s), why in mistakes.items() if is_close(share, (wait_s + w_s) / (whole_s + all_s)))
+        shown = f"waits of {wait_s:g} s and steps of {sum(steps_s):g} s gave {share!r}; {right:.2f} is right"
+        _expect(is_close(share, right), next(told, shown))
 
 
 class _Photos(Dataset):

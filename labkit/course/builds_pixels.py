@@ -47,11 +47,13 @@ def reads_rgb(answer: Callable[[str], Tensor]) -> None:
                 continue
             path = Path(folder, name)
             path.write_bytes(data)
-            is_refused = False
+            is_refused, found = False, None
             try:
-                answer(str(path))
+                found = answer(str(path))
             except Exception:
                 is_refused = True
+            is_none = not is_refused and found is None
+            _expect(not is_none, f"{name}: None came back for a file that is cut off: raise an error")
             _expect(is_refused, f"{name}: the file is cut off and was read all the same, in part gray: raise an error")
 
 
@@ -197,30 +199,62 @@ class _Counted(TorchDispatchMode):
 
     def __init__(self, n_values: int):
         super().__init__()
-        self.n_passes = self.n_made = self.n_copied = 0
+        self.n_calls = self.n_passes = self.n_made = self.n_copied = 0
         self._n_values = n_values
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found, name = function(*args, **(kwargs or {})), function.overloadpacket.__name__.rstrip("_")
+        self.n_calls += 1
         self.n_passes += name in _ARITHMETIC and isinstance(found, Tensor) and found.numel() >= self._n_values
         self.n_made += name in ("lift_fresh", "lift")
         self.n_copied += name in ("_to_copy", "copy") and args[0].device != found.device
         return found
 
 
+_N_FLIPPED, _N_CALLS = 256, 8
+_WIDEST = 5 * 0.5 / (_N_FLIPPED * _N_CALLS) ** 0.5  # of a share around 1/2: five standard deviations
+
+
 def flips_each(answer: Callable[[Tensor], Tensor]) -> None:
     """Judge `flip_each(batch)`: every image is the original or its mirror image, by a draw of its own."""
-    batch = torch.arange(64 * 3 * 2 * 4).remainder(251).to(torch.uint8).view(64, 3, 2, 4)
-    shares = []
-    for _ in range(8):
-        found = answer(batch.clone())
-        _expect(
-            isinstance(found, Tensor) and found.shape == batch.shape, "return a tensor of the shape that the batch has"
-        )
-        is_flipped, is_same = ((found == wanted).flatten(1).all(1) for wanted in (batch.flip(3), batch))
-        upside_down = (found == batch.flip(2)).flatten(1).all(1) & ~is_same
-        _expect(not upside_down.any(), "images are upside down: flip along the width")
-        _expect((is_flipped | is_same).all(), "some are neither the original nor its mirror image")
-        shares.append(is_flipped.float().mean().item())
-    _expect(not set(shares) <= {0.0, 1.0}, "all images of a batch are flipped, or none: draw for each image")
-    _expect(all(0.2 < share < 0.8 for share in shares), f"{min(shares):.0%} to {max(shares):.0%} are flipped, not half")
+    batch = torch.randint(256, (_N_FLIPPED, 3, 2, 4), generator=torch.Generator().manual_seed(4)).to(torch.uint8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        flipped = torch.stack([_flipped(answer, batch) for _ in range(_N_CALLS)])
+    shares = flipped.float().mean(1)
+    _expect(not set(shares.tolist()) <= {0.0, 1.0}, "all images of a batch are flipped, or none: draw for each image")
+    share = shares.mean().item()
+    _expect(abs(share - 0.5) < _WIDEST, f"{share:.0%} of the images are flipped, not half")
+    _expect(
+        not (flipped == flipped[0]).all(), "every call flips the same images: draw anew in each, and set no seed there"
+    )
+    # Independent draws agree half of the time: those of neighbors, of two calls, of the halves of a batch.
+    for one, other, told in (
+        (flipped[:, 1:], flipped[:, :-1], "neighbors are not flipped independently"),
+        (flipped[1:], flipped[:-1], "two calls do not flip independently"),
+        (flipped[:, : _N_FLIPPED // 2], flipped[:, _N_FLIPPED // 2 :], "the batch's halves are not independent"),
+    ):
+        agree = (one == other).float().mean().item()
+        _expect(abs(agree - 0.5) < 1.5 * _WIDEST, f"{told}: {agree:.0%} of the draws agree. Draw for each image")
+    _expect(len(shares.unique()) > 1, f"each call flips {share:.0%} of the images exactly: draw for each image")
+
+
+def _flipped(answer: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    """Which images are mirrored in one call, of which all else has to be right."""
+    given, mirrored = batch.clone(), batch.flip(3)
+    with _Counted(batch.numel()) as counted:
+        found = answer(given)
+    is_shaped = isinstance(found, Tensor) and found.shape == batch.shape
+    _expect(is_shaped, "return a tensor of the shape that the batch has")
+    _expect(found.dtype == batch.dtype, f"{found.dtype} came back; return {batch.dtype} as given")
+    _expect(torch.equal(given, batch), "the batch that was given has changed; return a new one")
+    is_flipped, is_same, is_upside_down = (
+        (found == wanted).flatten(1).all(1) for wanted in (mirrored, batch, batch.flip(2))
+    )
+    _expect(not is_upside_down.any(), "images are upside down: flip along the width")
+    is_known = (found[:, None] == torch.cat([batch, mirrored])).flatten(2).all(2).any(1)
+    _expect(is_known.all(), "some are neither the original nor its mirror image")
+    _expect((is_flipped | is_same).all(), "images have changed places: their labels would be those of others")
+    told = f"{counted.n_calls} operations for {len(batch)} images: flip without a loop, by torch.where"
+    _expect(counted.n_calls < len(batch), told)
+    return is_flipped

@@ -214,7 +214,10 @@ def depth_in_meters(depth_m: Callable[[bytes], tuple[Any, Any]]) -> None:
     found = depth_m(file.getvalue())
     is_pair = isinstance(found, tuple | list) and len(found) == 2
     _expect(is_pair, "a pair was asked for: the depth in meters, and the mask of valid pixels")
-    meters, valid = (np.squeeze(np.asarray(part)) for part in found)
+    meters, valid = (
+        np.squeeze(np.asarray(part.float() if getattr(part, "dtype", None) is torch.bfloat16 else part))
+        for part in found
+    )
     for name, part in (("the depth", meters), ("the mask", valid)):
         _expect(part.shape == known.shape, f"{name} has shape {part.shape}; the picture has {known.shape}")
     shown, right = meters[known].astype(np.float64), millimeters[known] / 1000
@@ -222,6 +225,10 @@ def depth_in_meters(depth_m: Callable[[bytes], tuple[Any, Any]]) -> None:
     _expect(not is_whole, "all depths are whole meters: divide as floats, not as integers")
     n_depths = len(np.unique(shown))
     _expect(n_depths > 256, f"it gives only {n_depths} different depths: the PNG has 16 bits and was read with 8")
+    _expect((shown >= 0).all(), "some depths are negative: int16 ends at 32,767 mm, and the PNG's uint16 at 65,535")
+    is_coarse = np.allclose(shown, right, rtol=2**-7) and not np.allclose(shown, right, atol=1e-3, rtol=0)
+    coarse = f"depths are off by up to {1000 * np.abs(shown - right).max():.0f} mm: float16 and bfloat16 are too coarse"
+    _expect(not is_coarse, f"{coarse} for millimeters, and float32 is not")
     _expect(np.allclose(shown, right, atol=1e-3), f"{millimeters[known][0]} mm came as {shown[0]:.6g} m")
     _expect(valid.dtype == bool, f"the mask is {valid.dtype}; bool was asked for")
     _expect(not valid[~known].any(), "pixels of 0 are valid in the mask, but 0 says that the depth is unknown")

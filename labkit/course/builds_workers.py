@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.course.exercises import NotAnswered
+from labkit.course.exercises import NotAnswered, _expect
 
 _V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 _UNLIMITED = {"cpu.max": "max 100000\n"}
@@ -61,6 +61,9 @@ def cores_of_a_process(answer: Callable[[set[int], Path, int], Any]) -> None:
 
 
 _N_SAMPLES, _SEED = 24, 7
+_N_MANY = 1_281_167  # ImageNet's
+_SPARSE = (0, 1, *(10**power for power in range(1, 7)), *(2**power for power in range(1, 21)))
+_SHARED = "so the epoch needs memory that they share: a tensor after `share_memory_()`, filled by `fill_`"
 
 
 def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
@@ -69,49 +72,66 @@ def draws_of_a_sample(answer: Callable[[int, int], Any]) -> None:
     if dataset[0] is ...:
         raise NotAnswered
     before = _generators()
-    alone = _two_epochs(dataset, 0)
-    if _generators() != before:
-        raise AssertionError(
-            "without workers, the training's own generators changed: `__getitem__` draws from a global generator or "
-            "seeds it, as torch.manual_seed does"
-        )
-    if torch.equal(*alone):
-        raise AssertionError("each sample draws in epoch 1 what it drew in epoch 0")
+    alone = _two_epochs(dataset)
+    _expect(
+        _generators() == before,
+        "without workers, the training's own generators changed: `__getitem__` draws from a global generator or "
+        "seeds it, as torch.manual_seed does",
+    )
+    _expect(not torch.equal(*alone), "each sample draws in epoch 1 what it drew in epoch 0")
+    _expect(alone[0].shape == (_N_SAMPLES, 3), f"a sample is of shape {tuple(alone[0].shape[1:])}; draw three numbers")
     for epoch in alone:
-        if len(epoch.unique(dim=0)) < _N_SAMPLES:
-            raise AssertionError("samples of one epoch draw the same: the seed has to depend on the index")
-    if len(torch.cat(alone).unique(dim=0)) < 2 * _N_SAMPLES:
-        raise AssertionError(
-            "a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does"
+        _expect(
+            len(epoch.unique(dim=0)) == _N_SAMPLES,
+            "samples of one epoch draw the same: the seed has to depend on the index",
         )
-    other = answer(_N_SAMPLES, _SEED + 1)
-    if len(torch.cat([*alone, _two_epochs(other, 0)[0]]).unique(dim=0)) < 3 * _N_SAMPLES:
-        raise AssertionError(
-            "a run with the next seed draws in epoch 0 what this one drew, as with seed + epoch: mix seed, epoch and "
-            "index, as np.random.SeedSequence does"
+        _expect(all(len(each.unique()) == 3 for each in epoch), "a sample holds one number more than once: draw three")
+    _expect_mixed(answer, torch.cat(alone))
+    for method, num_workers in (("fork", 2), ("forkserver", 3)):
+        if method not in multiprocessing.get_all_start_methods():
+            continue
+        first, second = _two_epochs(answer(_N_SAMPLES, _SEED), method, num_workers)
+        _expect(
+            torch.equal(first, alone[0]),
+            f"in another order and with num_workers={num_workers}, samples draw otherwise than without workers: "
+            "the seed may depend on the index, but on no worker's id, and on no earlier draw",
         )
-    for num_workers in (1, 3):
-        first, second = _two_epochs(dataset, num_workers)
-        if not torch.equal(first, alone[0]):
-            raise AssertionError(
-                f"in another order and with num_workers={num_workers}, samples draw otherwise than without workers: "
-                "the seed may depend on the index, but on no worker's id, and on no earlier draw"
-            )
-        if torch.equal(first, second):
-            raise AssertionError(
-                "the kept workers draw in epoch 1 as in epoch 0: a global variable or a plain attribute changes in the "
-                "training process alone, so the epoch needs memory that they share"
-            )
-        if not torch.equal(second, alone[1]):
-            raise AssertionError(f"with num_workers={num_workers}, epoch 1 is another one than without workers")
+        _expect(
+            not torch.equal(first, second),
+            f"kept workers, started by {method}, draw in epoch 1 as in epoch 0: a global variable, a plain attribute "
+            f"or a tensor of its own changes in the training process alone, {_SHARED}",
+        )
+        told = f"with num_workers={num_workers}, epoch 1 is another one than without workers"
+        _expect(torch.equal(second, alone[1]), told)
 
 
-def _two_epochs(dataset: Any, num_workers: int) -> list[torch.Tensor]:
+def _expect_mixed(answer: Callable[[int, int], Any], alone: torch.Tensor) -> None:
+    """No two of seed, epoch and sample give the same draws, also where a product of one could meet another."""
+    _expect(
+        len(alone.unique(dim=0)) == 2 * _N_SAMPLES,
+        "a sample draws in epoch 1 what its neighbor drew in epoch 0, as seed + epoch + index does",
+    )
+    cure = "mix seed, epoch and index, as np.random.SeedSequence does"
+    other = torch.cat([alone, _two_epochs(answer(_N_SAMPLES, _SEED + 1))[0]])
+    _expect(
+        len(other.unique(dim=0)) == 3 * _N_SAMPLES,
+        f"a run with the next seed draws in epoch 0 what this one drew, as with seed + epoch: {cure}",
+    )
+    drawn = dict[tuple[float, ...], str]()
+    for seed in (_SEED, _SEED + 1):
+        dataset = answer(_N_MANY, seed)
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            for index in _SPARSE:
+                case = f"sample {index:,} of epoch {epoch} with seed {seed}"
+                same = drawn.setdefault(tuple(torch.as_tensor(dataset[index]).tolist()), case)
+                _expect(same is case, f"in a data set of {_N_MANY:,}, {case} draws the same as {same}: {cure}")
+
+
+def _two_epochs(dataset: Any, method: str = "", num_workers: int = 0) -> list[torch.Tensor]:
     """The draws of each sample in two epochs, which kept workers load in an order that depends on their number."""
     multiprocessing.set_forkserver_preload(["torch"])  # its workers import the class anew, as spawned ones, but sooner
-    workers: dict[str, Any] = (
-        {"multiprocessing_context": "forkserver", "persistent_workers": True} if num_workers else {}
-    )
+    workers: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True} if num_workers else {}
     order = torch.randperm(_N_SAMPLES, generator=torch.Generator().manual_seed(num_workers))
     own = torch.Generator()  # else a loader draws from the training's
     epochs = []
@@ -120,7 +140,11 @@ def _two_epochs(dataset: Any, num_workers: int) -> list[torch.Tensor]:
         loader = DataLoader(dataset, 4, sampler=order.tolist(), num_workers=num_workers, generator=own, **workers)
         for epoch in range(2):
             dataset.set_epoch(epoch)
-            epochs.append(torch.cat(list(loader))[order.argsort()])
+            try:
+                epochs.append(torch.cat(list(loader))[order.argsort()])
+            except RuntimeError as error:
+                _expect("SemLock" not in str(error), f"a Value with a lock reaches forked workers alone, {_SHARED}")
+                raise
     return epochs
 
 

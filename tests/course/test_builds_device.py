@@ -115,7 +115,10 @@ class TestMixesWithoutWaiting:
         ("mistake", "said"),
         [
             ("item", "the host reads 1 value(s) back"),
-            ("distribution", "value(s) back"),
+            ("distribution", "to check its arguments: pass `validate_args=False`"),
+            ("distribution and item", "value(s) back"),
+            ("randn", "not from 0 to 1 as torch.rand's"),
+            ("column", "`share.view(-1, 1, 1, 1)`"),
             ("numpy", "the host waits for a copy"),
             ("randperm", "the host waits for a copy"),
             ("one share", "all images have the same share"),
@@ -132,8 +135,9 @@ class TestMixesWithoutWaiting:
         course.check(mixup(mistake), course.mixes_without_waiting)
         assert said in capsys.readouterr().out
 
-    def test_pinned_draws_of_the_host_are_right(self, capsys):
-        course.check(mixup("pinned"), course.mixes_without_waiting)
+    @pytest.mark.parametrize("way", ["pinned", "unchecked distribution"])
+    def test_so_are_other_draws(self, capsys, way):
+        course.check(mixup(way), course.mixes_without_waiting)
         assert capsys.readouterr().out == "right\n"
 
 
@@ -144,13 +148,16 @@ def mixup(mistake):
             torch.cuda.manual_seed(0)
         share = torch.rand(n, device=device)
         partner = torch.rand(n, device=device).argsort()
+        if mistake == "randn":
+            share = torch.randn(n, device=device)
         if mistake == "item":
             share = torch.full_like(share, share[0].item())
         if mistake == "one share":
             share = share[:1].expand(n)
-        if mistake == "distribution":
-            one = torch.ones(n, device=device)
-            share = torch.distributions.Beta(one, one).sample()
+        if "distribution" in mistake:
+            one = torch.ones(n, device=device) * (share[0].item() if mistake == "distribution and item" else 1)
+            checks = False if mistake == "unchecked distribution" else None
+            share = torch.distributions.Beta(one, one, validate_args=checks).sample()
         if mistake == "numpy":
             share = torch.from_numpy(np.random.default_rng().beta(1, 1, n).astype(np.float32)).to(device)
         if mistake == "pinned":
@@ -160,7 +167,7 @@ def mixup(mistake):
         if mistake == "no partner":
             partner = torch.arange(n, device=device)
         one_hot = torch.eye(num_classes, device=device)[y]
-        by_image = share[:, None, None, None]
+        by_image = share[:, None] if mistake == "column" else share[:, None, None, None]
         images = x[partner] * (1 - by_image) + x * (1 if mistake == "sum" else by_image)
         targets = torch.lerp(one_hot[partner], one_hot, share[:, None])
         if mistake == "in place":

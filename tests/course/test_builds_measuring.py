@@ -5,7 +5,9 @@ import time
 from collections import defaultdict
 
 import nbformat
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import get_worker_info
 
 from labkit import course
@@ -25,26 +27,32 @@ def folded_answer(stem: str, number: str, **given):
     return names
 
 
-def share(*, start_counts="no", numerator="wait", denominator="all", restart=False, stop_early=False):
+def share(
+    *, start_counts="no", end_counts="no", numerator="wait", denominator="all", skipped=None, restart=False, n=None
+):
     """A training's share of waiting, with the mistakes that are asked for."""
 
     def wait_share(loader, step):
         begun = time.perf_counter()
-        batches, waited_s, stepped_s = iter(loader), 0.0, 0.0
+        batches, waits_s, steps_s = iter(loader), [], []
         batch = next(batches)
         first_s = time.perf_counter() - begun
-        start = time.perf_counter()
         while batch is not None:
             asked = time.perf_counter()
             step(*batch)
-            stepped_s += time.perf_counter() - asked
-            asked = time.perf_counter()
-            batch = next(iter(loader)) if restart else None if stop_early else next(batches, None)
-            waited_s += time.perf_counter() - asked
-        whole_s = time.perf_counter() - start
-        waited_s += first_s if start_counts == "in the wait" else 0
-        whole_s += first_s if start_counts != "no" else 0
-        return {"wait": waited_s, "step": stepped_s}[numerator] / {"all": whole_s, "steps": stepped_s}[denominator]
+            done = time.perf_counter()
+            steps_s.append(done - asked)
+            batch = next(iter(loader)) if restart else next(batches, None) if len(steps_s) != n else None
+            waits_s.append(time.perf_counter() - done)
+        end_s, whole_s = waits_s.pop(), 0.0
+        waits_s.append(
+            (first_s if start_counts == "in the wait" else 0) + (end_s if end_counts == "in the wait" else 0)
+        )
+        whole_s = sum(waits_s) + sum(steps_s) - (0 if skipped is None else steps_s[skipped])
+        whole_s += first_s if start_counts == "in the whole" else 0
+        whole_s += end_s if end_counts == "in the whole" else 0
+        parts_s = {"wait": sum(waits_s), "all": whole_s, "step": sum(steps_s)}
+        return parts_s[numerator] / parts_s[denominator]
 
     return wait_share
 
@@ -52,11 +60,21 @@ def share(*, start_counts="no", numerator="wait", denominator="all", restart=Fal
 WRONG_SHARES = {
     "start in the wait": (share(start_counts="in the wait"), "the start is in it"),
     "start in the whole": (share(start_counts="in the whole"), "the start is in the whole time"),
+    "start and end": (share(start_counts="in the wait", end_counts="in the wait"), "the start is in it"),
+    "end in the wait": (share(end_counts="in the wait"), "the request after the last batch counts as waiting"),
+    "end in the whole": (share(end_counts="in the whole"), "the request after the last batch is in the whole time"),
+    "no first step": (share(skipped=0), "the first step is left out of the whole time"),
+    "no last step": (share(skipped=-1), "the last step is left out of the whole time"),
     "the step": (share(numerator="step"), "that is the share of the steps"),
-    "by the steps": (share(denominator="steps"), "the wait is divided by the steps alone"),
+    "by the steps": (share(denominator="step"), "the wait is divided by the steps alone"),
     "begun anew": (share(restart=True), "it begins the loader anew for each batch"),
-    "one batch": (share(stop_early=True), "it trained on 1 of 50 batches"),
-    "a guess": (lambda loader, step: [step(*batch) for batch in loader] and 0.6, "gave 0.6; 0.75 is right"),
+    "one batch": (share(n=1), "it trained on 1 of 4 batches"),
+    "no clock": (
+        lambda loader, step: [step(*batch) for batch in loader] and 0.6,
+        "it does not read `time.perf_counter`",
+    ),
+    "a guess": (lambda loader, step: share()(loader, step) * 0 + 0.6, "gave 0.6; 0.33 is right"),
+    "no number": (lambda loader, step: [share()(loader, step)], "gave [0.3"),
 }
 
 
@@ -77,6 +95,22 @@ class TestWaitShare:
 
         assert said(share(), course.judge_wait_share) == "right\n"
         assert said(by_a_for_loop, course.judge_wait_share) == "right\n"
+
+    @pytest.mark.parametrize("kind", [torch.tensor, np.float32, np.array])
+    def test_numbers_of_torch_and_numpy_are_right_too(self, said, kind):
+        assert said(lambda loader, step: kind(share()(loader, step)), course.judge_wait_share) == "right\n"
+
+    def test_nanoseconds_are_right_too(self, said):
+        def in_nanoseconds(loader, step):
+            waited_ns, start_ns, done_ns = 0, None, 0
+            for batch in loader:
+                came_ns = time.perf_counter_ns()
+                start_ns, waited_ns = start_ns or came_ns, waited_ns + (came_ns - done_ns if start_ns else 0)
+                step(*batch)
+                done_ns = time.perf_counter_ns()
+            return waited_ns / (done_ns - start_ns)
+
+        assert said(in_nanoseconds, course.judge_wait_share) == "right\n"
 
     @pytest.mark.parametrize("mistake", WRONG_SHARES)
     def test_a_classic_mistake_is_told(self, said, mistake):

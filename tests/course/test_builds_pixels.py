@@ -107,6 +107,19 @@ def test_a_file_cut_off_must_raise(said, monkeypatch):
     assert re.fullmatch(r"not yet: truncated at \d+%\.\w+: the file is cut off and was read all the same.*\n", told)
 
 
+def test_a_file_cut_off_must_raise_and_not_give_none(said):
+    read = folded("02b_any_file", "read_rgb_tensor")
+
+    def or_none(path):
+        try:
+            return read(path)
+        except Exception:
+            return None
+
+    told = said(or_none, course.reads_rgb)
+    assert re.fullmatch(r"not yet: truncated at .*: None came back for a file that is cut off: raise an error\n", told)
+
+
 def scaled(factor=1.0):
     """The crop of a decode that keeps `factor` of the pixels that are needed."""
 
@@ -246,6 +259,34 @@ def test_a_module_that_keeps_factor_and_offset_is_right_and_an_open_one_is_not_j
     assert said(by(lambda *given: ...), course.normalizes_bytes) == ""
 
 
+def flipped_where(draw, **options):
+    """The right answer for draws of its own; `draw(n)` says which images are flipped."""
+
+    def flip_each(batch):
+        is_flipped = torch.as_tensor(draw(len(batch))).view(-1, 1, 1, 1)
+        found = torch.where(is_flipped, batch.flip(3), batch)
+        if options.get("in_place"):
+            return batch.copy_(found)
+        return found[is_flipped.flatten().long().argsort()] if options.get("sorted") else found
+
+    return flip_each
+
+
+def coins(n):
+    return torch.rand(n) < 0.5
+
+
+def seeded_coins(n):
+    return torch.rand(n, generator=torch.Generator().manual_seed(0)) < 0.5
+
+
+def one_by_one(batch):
+    return torch.stack([image.flip(2) if torch.rand(()) < 0.5 else image for image in batch])
+
+
+SAME = "every call flips the same images: draw anew in each, and set no seed there"
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -254,11 +295,57 @@ def test_a_module_that_keeps_factor_and_offset_is_right_and_an_open_one_is_not_j
         (lambda batch: batch.flip(2), "images are upside down: flip along the width"),
         (lambda batch: 255 - batch, "some are neither the original nor its mirror image"),
         (lambda batch: batch[:32], "return a tensor of the shape that the batch has"),
+        (lambda batch: torch.cat([batch[:4].flip(3), batch[4:]]), "2% of the images are flipped, not half"),
+        (flipped_where(lambda n: torch.rand(n) < 0.3), "SOME% of the images are flipped, not half"),
+        (flipped_where(lambda n: torch.rand(n) < 0.69), "SOME% of the images are flipped, not half"),
+        (flipped_where(lambda n: torch.arange(n) % 2 == 0), SAME),
+        (flipped_where(seeded_coins), SAME),
         (
-            lambda batch: torch.cat([batch[:4].flip(3), batch[4:]]),
-            "6% to 6% are flipped, not half",
+            flipped_where(lambda n: coins(n // 2).repeat_interleave(2)),
+            "neighbors are not flipped independently: SOME% of the draws agree. Draw for each image",
         ),
+        (
+            flipped_where(lambda n: (torch.arange(n) + torch.randint(2, ())) % 2 == 0),
+            "neighbors are not flipped independently: 0% of the draws agree. Draw for each image",
+        ),
+        (
+            flipped_where(lambda n: coins(n // 2).repeat(2)),
+            "the batch's halves are not independent: 100% of the draws agree. Draw for each image",
+        ),
+        (
+            flipped_where(lambda n: torch.randperm(n) < n // 2),
+            "each call flips 50% of the images exactly: draw for each image",
+        ),
+        (
+            one_by_one,
+            "SOME operations for 256 images: flip without a loop, by torch.where",
+        ),
+        (lambda batch: flipped_where(coins)(batch / 1), "torch.float32 came back; return torch.uint8 as given"),
+        (flipped_where(coins, in_place=True), "the batch that was given has changed; return a new one"),
+        (flipped_where(coins, sorted=True), "images have changed places: their labels would be those of others"),
     ],
 )
 def test_a_batch_flipped_wrongly_is_told_by_its_mistake(said, answer, told):
-    assert said(answer, course.flips_each) == f"not yet: {told}\n"
+    told = re.escape(f"not yet: {told}\n").replace("SOME", r"\d+")
+    assert re.fullmatch(told, said(answer, course.flips_each))
+
+
+def flipped_in_a_copy(batch):
+    is_flipped, found = torch.randint(2, (len(batch),)).bool(), batch.clone()
+    found[is_flipped] = found[is_flipped].flip(-1)
+    return found
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        flipped_where(coins),
+        flipped_in_a_copy,
+        flipped_where(lambda n: torch.bernoulli(torch.full((n,), 0.5)).bool()),
+        flipped_where(lambda n: np.random.random(n) < 0.5),
+    ],
+)
+def test_other_ways_to_flip_each_are_right_too(said, answer):
+    before = torch.get_rng_state()
+    assert said(answer, course.flips_each) == "right\n"
+    assert torch.equal(torch.get_rng_state(), before)

@@ -9,6 +9,7 @@ import tarfile
 import nbformat
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from labkit import course
@@ -263,6 +264,9 @@ def depths(**options):
         (depths(scale=lambda depth: depth // 1000), "all depths are whole meters"),
         (depths(scale=lambda depth: (depth / 1000).astype(int)), "all depths are whole meters"),
         (depths(scale=lambda depth: depth / 10), " mm came as "),
+        (depths(scale=lambda depth: (depth / 1000).astype(np.float16)), "float16 and bfloat16 are too coarse"),
+        (depths(scale=lambda depth: torch.tensor(depth / 1000).bfloat16()), "float16 and bfloat16 are too coarse"),
+        (depths(scale=lambda depth: depth.astype(np.int16) / 1000), "some depths are negative: int16 ends at 32,767"),
         (
             depths(valid=lambda depth: depth >= 0),
             "pixels of 0 are valid in the mask, but 0 says that the depth is unknown",

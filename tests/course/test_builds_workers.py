@@ -112,18 +112,41 @@ WRONG = {
         changed(DRAWS, ("self.seed, int(self.epoch), index", "self.seed + int(self.epoch), index")),
         "a run with the next seed draws in epoch 0 what this one drew",
     ),
-    "worker id": (with_draw(LAZY), "with num_workers=1, samples draw otherwise than without workers"),
+    "thousands and hundreds": (
+        changed(DRAWS, ("[self.seed, int(self.epoch), index]", "self.seed * 1000 + int(self.epoch) * 100 + index")),
+        "sample 0 of epoch 1 with seed 7 draws the same as sample 100 of epoch 0 with seed 7: mix",
+    ),
+    "one number thrice": (
+        changed(DRAWS, ("own.random(3)", "own.random(1).repeat(3)")),
+        "a sample holds one number more than once: draw three",
+    ),
+    "one number": (changed(DRAWS, ("own.random(3)", "own.random(1)")), "a sample is of shape (1,); draw three numbers"),
+    "not shared": (
+        changed(DRAWS, (".share_memory_()", "")),
+        "kept workers, started by fork, draw in epoch 1 as in epoch 0",
+    ),
+    "value with a lock": (
+        changed(
+            DRAWS,
+            (EPOCH, "torch.multiprocessing.Value('q')"),
+            ("self.epoch.fill_(epoch)", "self.epoch.value = epoch"),
+            ("int(self.epoch)", "self.epoch.value"),
+        ),
+        "a Value with a lock reaches forked workers alone, so the epoch needs memory that they share: a tensor after "
+        "`share_memory_()`",
+    ),
+    "worker id": (with_draw(LAZY), "with num_workers=2, samples draw otherwise than without workers"),
     "worker id, and index": (
         with_draw(
             "worker = torch.utils.data.get_worker_info()\n"
             "own = np.random.default_rng([self.seed, int(self.epoch), index, worker.id if worker else 0])\n"
             "return torch.from_numpy(own.random(3))"
         ),
-        "with num_workers=3, samples draw otherwise than without workers",
+        "with num_workers=2, samples draw otherwise than without workers",
     ),
     "attribute": (
         changed(DRAWS, (EPOCH, "0"), ("self.epoch.fill_(epoch)", "self.epoch = epoch")),
-        "a global variable or a plain attribute changes in the training process alone",
+        "changes in the training process alone",
     ),
     "global epoch": (
         changed(
@@ -132,7 +155,7 @@ WRONG = {
             ("self.epoch.fill_(epoch)", "global EPOCH\n        EPOCH = epoch"),
             ("int(self.epoch)", "EPOCH"),
         ),
-        "a global variable or a plain attribute changes in the training process alone",
+        "changes in the training process alone",
     ),
 }
 
