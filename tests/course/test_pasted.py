@@ -24,6 +24,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
+from torchvision.transforms.v2 import functional
 
 import labkit as lk
 from labkit import course
@@ -457,6 +458,29 @@ class TestColorsOnTheGPU:
         assert -2.2 < images.min() < images.max() < 2.7
 
 
+class TestColorsOnTheCPU:
+    """05: the recipe and the blur are those that were measured."""
+
+    def test_the_recipe_is_that_of_labkit(self, monkeypatch):
+        monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+        compose, ours = pasted("05_albumentations")["compose"], lk.make_augment("heavy", "albumentations")
+        for seed in range(40):
+            pixels = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+            for each in (compose, ours.compose):
+                each.set_random_state(np.random.default_rng(seed), random.Random(seed))
+            image = compose(image=pixels)["image"]
+            assert (image.shape, image.dtype) == ((3, 224, 224), torch.float32)
+            assert torch.equal(image, ours(torch.from_numpy(pixels).permute(2, 0, 1)))
+
+    @pytest.mark.parametrize("sigma", [0.1, 1.5, 2.0])
+    def test_a_blur_in_two_passes_is_the_blur(self, sigma):
+        told = nbformat.read(NOTEBOOKS / "05_albumentations.ipynb", as_version=4).cells[0].source.partition("Not if")[2]
+        [code] = re.findall(r"`(F\.gaussian_blur.*?)`", told)
+        image = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8)
+        blurred = eval(code, {"F": functional, "image": image, "sigma": sigma})  # noqa: S307
+        assert (blurred.int() - functional.gaussian_blur(image, 23, sigma).int()).abs().max() <= 1
+
+
 class TestWorkersDraws:
     """05: no two results are the same, whatever starts the workers."""
 
@@ -484,7 +508,7 @@ if __name__ == "__main__":
     def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept, wrapped):
         workers = f"num_workers=2, persistent_workers={kept}"
         block = replaced(
-            do_this("05_albumentations"), ("batch_size=64", "batch_size=4"), ("num_workers=8", workers),
+            do_this("05_albumentations", 1), ("batch_size=64", "batch_size=4"), ("num_workers=8", workers),
         )  # fmt: skip
         offline = {"NO_ALBUMENTATIONS_UPDATE": "1"}
         parts = self.BEFORE, wrapped, block, self.AFTER
@@ -827,6 +851,7 @@ class TestIndexedTar:
 import json
 from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
+from torchvision.transforms.v2 import functional
 """
     AFTER = """
 class Files:
