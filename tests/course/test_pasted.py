@@ -565,7 +565,7 @@ if __name__ == "__main__":
     def test_so_do_those_of_object_storage(self, tmp_path, num_workers, start_method):
         """Whose command is one that reads a file, here."""
         block = replaced(
-            do_this("08_shard_formats"),
+            do_this("08_shard_formats", 1),
             ("aws s3 cp s3://bucket/shard-{i:06d}.tar -", "cat shards/shard-{i:06d}.tar"),
             ("range(980)", f"range({self.N_SHARDS})"), ("shuffle(1000)", "shuffle(1)"),
             ("num_workers=8", f"num_workers={num_workers}"), ("batch_size=64", "batch_size=3"),
@@ -606,7 +606,7 @@ if __name__ == "__main__":
         (tmp_path / "bucket").mkdir()
         for n in range(40):
             (tmp_path / "bucket" / f"é {n}.txt").write_text(str(n))
-        parts = self.BEFORE.replace('"shards"', '"."'), do_this("08_shard_formats"), self.OBJECTS
+        parts = self.BEFORE.replace('"shards"', '"."'), do_this("08_shard_formats", 1), self.OBJECTS
         with course.serve_s3({"bucket": tmp_path / "bucket"}, latency_ms=500) as options:
             client = {f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()}
             found = run_script(tmp_path, *parts, start_method=start_method, environment=client)
