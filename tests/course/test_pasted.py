@@ -551,7 +551,7 @@ if __name__ == "__main__":
 
     @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("spawn", 2)])
     def test_shards_come_in_a_new_order(self, tmp_path, num_workers, start_method):
-        block = do_this("08b_shard_order").replace("shuffle(5000)", "shuffle(1)")
+        block = replaced(do_this("08b_shard_order", 1), ("in_worker, behind = 1000, 1000", "in_worker, behind = 1, 1"))
         self.check(tmp_path, replaced(block, ("num_workers=8", f"num_workers={num_workers}")), start_method)
 
     BATCHES = """
@@ -570,7 +570,7 @@ if __name__ == "__main__":
             files = {f"{n}.{kind}": data for n in numbers for kind, data in (("jpg", photo), ("cls", b"%d" % n))}
             make_tar(tmp_path / "shards" / f"{shard}.tar", files)
         block = replaced(
-            do_this("08b_shard_order"), ("batch_size = 64", "batch_size = 3"), ("num_workers=8", "num_workers=2")
+            do_this("08b_shard_order", 1), ("batch_size = 64", "batch_size = 3"), ("num_workers=8", "num_workers=2")
         )
         for rank in (0, 1):
             environment = {"RANK": str(rank), "WORLD_SIZE": "2"}
@@ -582,11 +582,52 @@ if __name__ == "__main__":
                 assert len({number for batch in batches for number in batch}) == sum(map(len, batches))  # no repeats
             assert epochs[0] != epochs[1]
 
+    HELD = """
+def bytes_of(tensor):
+    return tensor.untyped_storage().nbytes()
+
+if __name__ == "__main__":
+    stages = list(loader.pipeline)
+    shuffled = next(n for n, stage in enumerate(stages) if n and getattr(stage, "f", stage).__name__ == "_shuffle")
+    samples = list(wds.DataPipeline(*stages[:shuffled]))
+    print(json.dumps([[int(label) for _, label in samples],
+                      [[bytes_of(part), part.nbytes] for sample in samples for part in sample]]))
+"""
+
+    @pytest.mark.parametrize("stem", ["08_shard_formats", "08b_shard_order"])
+    def test_samples_are_shuffled_when_they_are_written(self, tmp_path, monkeypatch, stem):
+        monkeypatch.chdir(tmp_path)
+        for n in range(36):
+            (tmp_path / f"{n}.jpg").write_bytes(b"photo %d" % n)
+        block = replaced(do_this(stem, 0), ("maxsize=150e6", "maxsize=100"))
+        exec(compile(block, stem, "exec"), {"samples": [(f"{n}.jpg", n) for n in range(36)]})  # noqa: S102
+        shards = sorted(tmp_path.glob("shard-*.tar"))
+        assert [path.name for path in shards] == [f"shard-{n:06}.tar" for n in range(len(shards))]
+        assert len(shards) > 1
+        found = []
+        for path in shards:
+            with tarfile.open(path) as tar:
+                files = {info.name: tar.extractfile(info).read() for info in tar}
+            keys = sorted({name.partition(".")[0] for name in files})
+            found += [(files[f"{key}.jpg"], int(files[f"{key}.cls"])) for key in keys]
+        assert sorted(label for _, label in found) == list(range(36)) != [label for _, label in found]
+        assert {data for data, label in found if data != b"photo %d" % label} == set()
+
+    def test_a_sample_behind_the_workers_does_not_keep_its_batch(self, tmp_path):
+        (tmp_path / "shards").mkdir()
+        photo = encode_image(Image.new("RGB", (8, 8)), "JPEG")
+        files = {f"{n}.{kind}": data for n in range(36) for kind, data in (("jpg", photo), ("cls", b"%d" % n))}
+        make_tar(tmp_path / "shards" / "a.tar", files)
+        block = replaced(do_this("08b_shard_order", 1), ("num_workers=8", "num_workers=1"))
+        labels, sizes = run_script(tmp_path, self.BEFORE, block, self.HELD)
+        assert sorted(labels) == list(range(36))
+        assert {in_memory - own for in_memory, own in sizes} == {0}
+
     @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2)])
     def test_so_do_those_of_object_storage(self, tmp_path, num_workers, start_method):
         """Whose command is one that reads a file, here."""
         block = replaced(
-            do_this("08_shard_formats"),
+            do_this("08_shard_formats", 1),
             ("aws s3 cp s3://bucket/shard-{i:06d}.tar -", "cat shards/shard-{i:06d}.tar"),
             ("range(980)", f"range({self.N_SHARDS})"), ("shuffle(1000)", "shuffle(1)"),
             ("num_workers=8", f"num_workers={num_workers}"), ("batch_size=64", "batch_size=3"),
@@ -627,7 +668,7 @@ if __name__ == "__main__":
         (tmp_path / "bucket").mkdir()
         for n in range(40):
             (tmp_path / "bucket" / f"é {n}.txt").write_text(str(n))
-        parts = self.BEFORE.replace('"shards"', '"."'), do_this("08_shard_formats"), self.OBJECTS
+        parts = self.BEFORE.replace('"shards"', '"."'), do_this("08_shard_formats", 1), self.OBJECTS
         with course.serve_s3({"bucket": tmp_path / "bucket"}, latency_ms=500) as options:
             client = {f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()}
             found = run_script(tmp_path, *parts, start_method=start_method, environment=client)
