@@ -173,6 +173,8 @@ def normalizes_bytes(answer: Callable[[Any, Any], nn.Module]) -> None:
     told = f"the values are right, but arithmetic goes over the batch {counted.n_passes} times"
     _expect(counted.n_passes <= 2, f"{told}: fold 255, mean and std into one factor and one offset")
     _expect(not counted.n_made, "each call makes tensors of mean and std anew: make factor and offset in `__init__`")
+    trained = "an optimizer over `parameters()` would train mean and std: keep factor and offset by `register_buffer`"
+    _expect(not list(module.parameters()), trained)
     module, moved = answer(MEAN, STD).to("meta"), batch.to("meta")  # a device that refuses the CPU's tensors
     with _Counted(batch.numel()) as counted, suppress(RuntimeError):
         found = module(moved)

@@ -192,6 +192,9 @@ class Normalize(torch.nn.Module):
         if kept == "buffers":
             self.register_buffer("factor", 1 / (255 * self.std))
             self.register_buffer("offset", -self.mean / self.std)
+        elif kept == "parameters":
+            self.factor = torch.nn.Parameter(1 / (255 * self.std))
+            self.offset = torch.nn.Parameter(-self.mean / self.std)
         else:
             self.factor, self.offset = 1 / (255 * self.std), -self.mean / self.std
 
@@ -246,6 +249,7 @@ STAY = "factor and offset stay on the CPU when the module moves: keep them by `r
         (partial(Normalize, kept="anew"), "each call makes tensors of mean and std anew"),
         (partial(Normalize, kept="attributes"), STAY),
         (partial(Normalize, kept="copied"), STAY),
+        (partial(Normalize, kept="parameters"), "an optimizer over `parameters()` would train mean and std"),
         (lambda mean, std: lambda batch: folded_on(batch, mean, std), "a function is no module"),
     ],
 )

@@ -197,7 +197,8 @@ class Names:
         return self.held[number]
 """
 ENCODED = "[os.fsencode(name) for name in names]"
-DECODED = "os.fsdecode(self.block[start:end])"
+BYTES = "self.block[start:end].numpy().tobytes()"
+DECODED = f"os.fsdecode({BYTES})"
 WRONG_NAMES = {
     "list": (AS_A_WHOLE.format(held="names"), "a list of 3,008 objects: reading one changes its reference count"),
     "tuple": (AS_A_WHOLE.format(held="tuple(names)"), "a tuple of 3,008 objects"),
@@ -224,7 +225,7 @@ WRONG_NAMES = {
     "UTF-8 alone": (changed(NAMES, ("os.fsencode(name)", "name.encode()")), "names of files may be any bytes"),
     "replaced": (changed(NAMES, ("os.fsencode(name)", 'name.encode(errors="replace")')), "os.fsencode and os.fsdecode"),
     "characters": (changed(NAMES, ("len, encoded", "len, names")), "`é` is one character, and two bytes"),
-    "bytes": (changed(NAMES, (DECODED, "self.block[start:end]")), "names are strings"),
+    "bytes": (changed(NAMES, (DECODED, BYTES)), "names are strings"),
     "unpacked each time": (
         changed(
             AS_A_WHOLE.format(held=f'b"/0".join({ENCODED})'),

@@ -702,7 +702,11 @@ class TestSeeds:
 
     STEM, N_EPOCHS = "03b_seeds", 2
     BEFORE = """
-import json, pathlib
+import json, multiprocessing, pathlib, random
+def only_in_the_training(state, setstate=random.setstate):
+    assert multiprocessing.parent_process() is None, "a worker's generators are its own"
+    setstate(state)
+random.setstate = only_in_the_training
 class Photos:  # draws from all three generators
     paths = sorted(map(str, pathlib.Path("photos").iterdir()))
     def __len__(self):
