@@ -101,9 +101,13 @@ def scaled_decode(answer: Callable[[bytes, Any, Any], Any]) -> None:
     photo = _photo()
     data = encode_image(photo, "JPEG", quality=95)
     for box, size, eighths in _CROPS:
-        with _decoded_sizes() as sizes:
-            found = np.asarray(answer(data, box, size))
         asked = f"crop {box} as {size}"
+        with _decoded_sizes() as sizes:
+            try:
+                found = np.asarray(answer(data, box, size))
+            except ValueError as error:
+                hint = "simplejpeg's header begins with the height, `size` and `box` with the width"
+                raise AssertionError(f"{asked}: ValueError: {error}; {hint}") from error
         is_turned = found.ndim == 3 and found.shape[:2] == size and found.shape[:2] != size[::-1]
         turned = f"it is {size[1]} wide and {size[0]} high: `size` is (width, height), and an array's shape begins with"
         _expect(not is_turned, f"{asked}: {turned} the height")
@@ -115,11 +119,21 @@ def scaled_decode(answer: Callable[[bytes, Any, Any], Any]) -> None:
         _expect(width >= least[0], f"{asked}: {told}: the crop was enlarged, and is blurred")
         expected = np.asarray(photo.resize(size, Image.Resampling.BILINEAR, box=box)).astype(int)
         is_crop = np.abs(found - expected).mean() <= _MAX_RESIZED
+        rounded = "the edges of `box` were rounded: give them to `resize(size, box=...)` as they are"
+        _expect(is_crop or not _is_rounded(found, box, size, (width, height)), f"{asked}: {rounded}")
         _expect(
             is_crop, f"{asked}: this is another part of the photo: `box` counts pixels of the full one, so scale it"
         )
         is_full = (width, height) == _PHOTO
         _expect(width <= least[0], f"{asked}: right, but {'all ' * is_full}{told}: take the smallest n/8")
+
+
+def _is_rounded(found: np.ndarray, box: Any, size: Any, decoded: tuple[int, int]) -> bool:
+    """Whether this is the crop of a smaller photo of which edges were made whole numbers."""
+    small, factor = _photo().resize(decoded, Image.Resampling.BOX), decoded[0] / _PHOTO[0]
+    crops = (small.crop([whole(edge * factor) for edge in box]) for whole in (round, int))  # type: ignore[arg-type]
+    pixels = [np.asarray(crop.resize(size, Image.Resampling.BILINEAR)).astype(int) for crop in crops]
+    return bool(min(np.abs(found - each).mean() for each in pixels) <= _MAX_RESIZED)
 
 
 def _photo() -> Image.Image:

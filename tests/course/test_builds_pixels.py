@@ -133,6 +133,21 @@ def scaled(factor=1.0):
     return scaled_crop
 
 
+def cropped_to_whole_pixels(data, box, size, whole=round):
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    least = max(size[0] / (box[2] - box[0]), size[1] / (box[3] - box[1]))
+    sides = {"min_height": math.ceil(least * height), "min_width": math.ceil(least * width)}
+    image = Image.fromarray(simplejpeg.decode_jpeg(data, "RGB", **sides))
+    box = [whole(edge * image.width / width) for edge in box]
+    return image.crop(box).resize(size, Image.Resampling.BILINEAR)
+
+
+def height_for_width(data, box, size):
+    width, *_ = simplejpeg.decode_jpeg_header(data)
+    image = Image.fromarray(simplejpeg.decode_jpeg(data, "RGB", min_height=60))
+    return image.resize(size, box=[edge * image.width / width for edge in box])
+
+
 def whole_first(data, box, size):
     return Image.open(io.BytesIO(data)).convert("RGB").resize(size, Image.Resampling.BILINEAR, box=box)
 
@@ -155,6 +170,9 @@ FIRST, SMALL = "crop (40, 40, 600, 440) as (70, 50)", "crop (80, 0, 640, 480) as
         (whole_first, f"{FIRST}: right, but all 640 x 480 pixels were decoded, and 80 x 60 are needed"),
         (scaled(1.3), f"{FIRST}: right, but 160 x 120 pixels were decoded, and 80 x 60 are needed: take the smallest"),
         (scaled(0.5), f"{SMALL}: 160 x 120 pixels were decoded, and 240 x 180 are needed: the crop was enlarged"),
+        (cropped_to_whole_pixels, "crop (300, 100, 460, 420) as (60, 80): the edges of `box` were rounded: give"),
+        (partial(cropped_to_whole_pixels, whole=int), "crop (300, 100, 460, 420) as (60, 80): the edges of `box` were"),
+        (height_for_width, f"{FIRST}: ValueError: box can't exceed original image size; simplejpeg's header begins"),
         (cropped_unscaled, f"{FIRST}: this is another part of the photo: `box` counts pixels of the full one"),
         (
             lambda data, box, size: scaled()(data, box, size[::-1]),

@@ -244,6 +244,27 @@ class TestDecoding:
             assert image.dtype == torch.uint8
             assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - upright(path)).mean() < 1, path.name
 
+    @pytest.mark.parametrize("tag", [1, 6])
+    def test_a_photo_to_be_shrunk_is_decoded_as_small_as_does_and_upright(self, tmp_path, tag):
+        whole = Image.fromarray(reference(oracle_files()["rgb.png"])).resize((640, 480), Image.Resampling.LANCZOS)
+        exif = Image.Exif()
+        exif[0x0112] = tag
+        whole.save(tmp_path / "photo.jpg", quality=95, exif=exif)
+        load = pasted("02_read_image", block=1)["load_shrunk"]
+        turned = upright(tmp_path / "photo.jpg")
+        for side, eighths in ((50, 1), (60, 1), (61, 2), (120, 2), (256, 8), (2000, 8)):
+            found = load(tmp_path / "photo.jpg", side)
+            expected = [length * eighths // 8 for length in turned.shape[1::-1]]
+            assert (found.mode, list(found.size)) == ("RGB", expected)
+            right = np.asarray(Image.fromarray(turned).resize(found.size, Image.Resampling.BOX)).astype(int)
+            assert np.abs(np.asarray(found) - right).mean() < 3
+
+    def test_any_file_of_pillow_may_be_shrunk(self, photos):
+        load = pasted("02_read_image", block=1)["load_shrunk"]
+        for path in odd_files(photos):
+            found = load(path)  # smaller than 256 pixels, so as it is
+            assert np.abs(np.asarray(found).astype(int) - upright(path)).mean() < 1, path.name
+
     def test_a_folder_of_any_files_gives_upright_rgb(self, photos, monkeypatch, tmp_path):
         """Those, too, that Pillow alone reads, and of 16 bits the high byte."""
         folder = tmp_path / "train" / "class"
