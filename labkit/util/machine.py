@@ -116,7 +116,7 @@ class Scale:
     n_camera: int
     batch_size: int
     rounds: int
-    budget_s: float = 2.5
+    budget_s: float = 1.5
     min_steady_s: float = 0.25
 
 
