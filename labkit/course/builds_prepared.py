@@ -126,7 +126,7 @@ def restart_markers(count: Callable[[bytes], Any]) -> None:
 def _counted(count: Callable[[bytes], Any], data: bytes) -> Any:
     try:
         return _that_ends(count)(data)
-    except (IndexError, struct.error, TimeoutError) as error:
+    except (IndexError, struct.error) as error:
         told = f"the walk did not end at the scan ({type(error).__name__}: {error}); from one marker to the next it is"
         raise AssertionError(f"{told} 2 + length bytes: a length counts its own two bytes, not the marker's") from error
 
@@ -141,7 +141,7 @@ def _that_ends(answer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             nonlocal n_left
             n_left -= 1
             if n_left < 0:
-                raise TimeoutError("it no longer moves on; add each segment's length to the place, and 2 of its marker")
+                raise IndexError("it no longer moves on; add each segment's length to the place, and 2 of its marker")
             return trace
 
         before = sys.gettrace()

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,8 @@ def notebook(tmp_path_factory, open_page, results):
     node = nbformat.read(REPO / "notebooks" / NAME, as_version=4)
     ClearOutputPreprocessor().preprocess(node, {})  # a stored plot is not one that was drawn here
     nbformat.write(node, root / NAME)
+    shutil.copy(REPO / "notebooks/train.py", root)
+    shutil.copytree(REPO / "notebooks/figures", root / "figures")
     for name, version in {"same.ipynb": platform.python_version(), "other.ipynb": "3.0.0"}.items():
         node.metadata["language_info"]["version"] = version
         nbformat.write(node, root / name)

@@ -320,7 +320,7 @@ class TestTheEnd:
         monkeypatch.setenv("LABKIT_SCALE", "laptop")
         monkeypatch.setenv("LABKIT_THOROUGH", thorough)
         clock, rng = Clock(), np.random.default_rng(0)
-        variants = {label: lambda: clock.batches(0.6 * np.exp(rng.normal(0, 0.2))) for label in "ab"}
+        variants = {label: lambda: clock.batches(0.36 * np.exp(rng.normal(0, 0.2))) for label in "ab"}
         frame = lk.compare(variants, baseline="a", clock=clock, rung=rung)
         assert int((~frame["is_warmup"]).sum() / 2) == n_rounds
 
