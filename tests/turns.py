@@ -33,7 +33,7 @@ class Turns:
 
 
 def _measures(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("alone", "cuda"))
+    return not item.get_closest_marker("skip") and any(item.get_closest_marker(name) for name in ("alone", "cuda"))
 
 
 @contextlib.contextmanager

@@ -20,13 +20,15 @@ _N_BATCHES, _N_ITEMS = 12, 4096
 _STEP_S, _COPY_S = 5e-3, 2e-3
 
 
-def copies_ahead(prefetched: Callable[[Iterable[dict[str, Tensor]]], Iterator[dict[str, Tensor]]]) -> None:
-    """Judge `prefetched(loader)` for batches that are dicts: whole, in order, without a race, beside the steps."""
+def copies_ahead(prefetched: Callable[[Iterable[dict[str, Any]]], Iterator[dict[str, Any]]]) -> None:
+    """Judge `prefetched(loader)` for nested dicts: whole, in order, without a race, beside the steps."""
     free_running = _Training(prefetched, reads_loss=False)
     numbers, n_ahead, races = free_running.numbers, free_running.n_ahead, free_running.races
     _expect(free_running.on_device, "a batch came that is not on the device")
+    _expect(free_running.nested_on_device, "tensors in a dict within the batch are not on the device")
     _expect(len(numbers) != _N_BATCHES - 1, f"{len(numbers)} of {_N_BATCHES} batches came: the last one is left behind")
     _expect(len(numbers) == _N_BATCHES, f"{len(numbers)} batches came, and {_N_BATCHES} were loaded")
+    _expect(free_running.names == [f"{n}.jpg" for n in range(_N_BATCHES)], "strings came with another batch's tensors")
     wrong = sum(number != right for right, number in enumerate(numbers))
     pixels = f"{wrong} of {_N_BATCHES} steps trained on other pixels than their batch's: "
     for race in races:
@@ -48,14 +50,17 @@ class _Training:
     """A training on the simulated device with batches that hold their own number, and what was seen of it."""
 
     def __init__(self, prefetched: Any, *, reads_loss: bool):
-        self.n_loaded, self.n_ahead, self.on_device = 0, 0, True
+        self.n_loaded, self.n_ahead, self.on_device, self.nested_on_device = 0, 0, True, True
+        self.names: list[str] = []
         with simulated_cuda(SimulatedDevice(pcie_bytes_per_s=4 * _N_ITEMS / _COPY_S)) as cuda:
             sums: list[Tensor] = []
             for batch in prefetched(self._load()):
                 self.n_ahead = self.n_ahead or self.n_loaded
                 self.on_device &= batch["images"].is_cuda
+                self.nested_on_device &= batch["target"]["mask"].is_cuda
+                self.names.append(batch["name"])
                 torch.cuda._sleep(round(_STEP_S * cuda.device.clock_hz))
-                sums.append(batch["images"].sum())
+                sums.append(batch["images"].sum() + batch["target"]["mask"].sum())
                 del batch  # so that its memory is free as soon as it can be
                 if reads_loss:
                     sums[-1].item()
@@ -67,7 +72,8 @@ class _Training:
     def _load(self) -> Iterator[dict[str, Tensor]]:
         for number in range(_N_BATCHES):
             self.n_loaded += 1
-            yield {"images": torch.full((_N_ITEMS,), float(number)).pin_memory()}
+            values = torch.full((_N_ITEMS,), float(number)).pin_memory()
+            yield {"images": values[: _N_ITEMS // 2], "target": {"mask": values[_N_ITEMS // 2 :]}, "name": f"{number}.jpg"}
 
 
 def mixes_without_waiting(mixup: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> None:
@@ -129,20 +135,25 @@ def _reads_unchecked(mixup: Callable[..., Any], *given: Any) -> int:
 
 
 class _Flipped(Dataset):
-    """A small picture that Albumentations flips twice, and makes brighter or darker by an amount of its own."""
+    """A small picture that Albumentations flips twice, with what its two generators draw in the first two channels."""
 
     def __init__(self) -> None:
         import albumentations as A
 
-        brightness = A.RandomBrightnessContrast(brightness_limit=0.1, contrast_limit=0, p=1)
-        self.compose = A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5), brightness])
+        class Drawn(A.ImageOnlyTransform):
+            def get_params(self) -> dict[str, Any]:
+                return {"drawn": (self.py_random.random(), self.random_generator.random())}
+
+            def apply(self, img: np.ndarray, drawn: tuple[float, float], **others: Any) -> np.ndarray:
+                return np.dstack([np.full_like(img[..., 0], each) for each in drawn] + [img[..., 2]])
+
+        self.compose = A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5), Drawn(p=1)])
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> np.ndarray:
-        picture = np.repeat(np.array([[0.3, 0.4], [0.5, 0.6]], np.float32)[..., None], 3, 2)
-        return self.compose(image=picture)["image"]
+        return self.compose(image=np.repeat(np.arange(4, dtype=np.float32).reshape(2, 2, 1), 3, 2))["image"]
 
 
 class _Half(_Flipped):
@@ -152,24 +163,27 @@ class _Half(_Flipped):
         return 32
 
 
+_PLAIN = "a data set with a pipeline"
+
+
 def draws_anew(start: Callable[[int], None]) -> None:
     """Judge a `worker_init_fn` for Albumentations: draws differ between pipelines, workers and epochs; seeds repeat."""
     with suppress(Exception):  # it fails outside of a worker, unless it is not written yet
         start(0)
     both_halves: Dataset = ConcatDataset([_Half(), Subset(_Half(), range(32))])
     for dataset in (_Flipped(), Subset(_Flipped(), range(64)), both_halves):
-        wrapped = "" if isinstance(dataset, _Flipped) else f" of a {type(dataset).__name__}"
-        first, again = (_two_epochs(dataset, start) for _ in range(2))
-        for part in (first[:32], first[32:64]) if dataset is both_halves else (first[:64],):
-            n_drawn = len(np.unique(part[:, 0, 0, 0]))
-            told = f"{n_drawn} of {len(part)} results of an epoch differ"
-            _expect(n_drawn > len(part) / 2, f"two workers{wrapped} draw the same: {told}")
-        per_epoch, both = (len(np.unique(part[:, 0, 0, 0])) for part in (first[:64], first))
-        _expect(per_epoch > 32, f"two pipelines{wrapped} draw the same: {per_epoch} of 64 results of an epoch differ")
-        _expect(
-            both > 64, f"the second epoch{wrapped} draws what the first one drew: a worker's number does not change"
-        )
-        corners = {int(picture[..., 0].argmin()) for picture in first}
+        of = f"a {type(dataset).__name__}" if dataset is both_halves or isinstance(dataset, Subset) else _PLAIN
+        first, again = (_two_epochs(dataset, start, of) for _ in range(2))
+        for channel, generator in enumerate(("`random.Random`", "NumPy's generator")):
+            drawn = first[:, 0, 0, channel]
+            for part in (drawn[:32], drawn[32:64]) if dataset is both_halves else (drawn[:64],):
+                told = f"{len(np.unique(part))} of {len(part)} draws of an epoch from {generator} differ"
+                _expect(_all_differ(part), f"two workers of {of} draw the same: {told}")
+            told = f"{len(np.unique(drawn[:64]))} of 64 draws of an epoch from {generator} differ"
+            _expect(_all_differ(drawn[:64]), f"two pipelines of {of} draw the same, also of different workers: {told}")
+            told = f"the second epoch of {of} draws from {generator} what the first one drew"
+            _expect(_all_differ(drawn), f"{told}: a worker's number does not change")
+        corners = {int(picture[..., 2].argmin()) for picture in first}
         _expect(
             len(corners) == 4,
             f"a pixel comes to {len(corners)} of 4 corners: both flips draw from the same seed. Use `set_random_state`",
@@ -177,7 +191,12 @@ def draws_anew(start: Callable[[int], None]) -> None:
         _expect(np.array_equal(first, again), "the same seed of torch gives other draws: use `torch.initial_seed()`")
 
 
-def _two_epochs(dataset: Dataset, start: Any) -> np.ndarray:
+def _all_differ(drawn: np.ndarray) -> bool:
+    """But for chance: two of a hundred draws of 32 bits hardly ever agree."""
+    return len(np.unique(drawn)) >= len(drawn) - 1
+
+
+def _two_epochs(dataset: Dataset, start: Any, of: str) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)  # from which DataLoader draws its workers' seeds
     loader = DataLoader(
         dataset, 8, num_workers=2, multiprocessing_context="fork", worker_init_fn=start, generator=generator
@@ -187,4 +206,4 @@ def _two_epochs(dataset: Dataset, start: Any) -> np.ndarray:
     except Exception as error:  # with the worker's traceback, whose last line says what is wrong
         said = str(error).strip().splitlines()[-1]
     gc.collect()  # torch's error holds the loader's workers, and itself
-    raise AssertionError(f"with a {type(dataset).__name__.strip('_')}, a worker raised {said}")
+    raise AssertionError(f"with {of}, a worker raised {said}")

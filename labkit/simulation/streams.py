@@ -162,7 +162,9 @@ def is_pinned(self: Tensor, device: Any = None) -> bool:
     return not isinstance(self, SimulatedTensor) and active().pinned.holds(self)
 
 
-def record_stream(self: SimulatedTensor, stream: SimulatedStream) -> None:
+def record_stream(self: Tensor, stream: SimulatedStream) -> None:
+    if not isinstance(self, SimulatedTensor):
+        raise NotImplementedError("Could not run 'aten::record_stream' with arguments from the 'CPU' backend")
     block = self.memory.block
     if stream.queue is not block.queue:
         block.users.add(stream.queue)

@@ -49,6 +49,9 @@ class TestCopiesAhead:
             ("empty one", "the answer raised KeyError"),
             ("all at once", "12 batches were loaded before the first step"),
             ("host", "not on the device"),
+            ("outer ones copied", "tensors in a dict within the batch are not on the device"),
+            ("outer ones recorded", "given to the next copy (`record_stream`)"),
+            ("names of the next", "strings came with another batch's tensors"),
             ("twice", "24 batches came, and 12 were loaded"),
         ],
     )
@@ -61,10 +64,9 @@ class TestCopiesAhead:
             here, side = torch.cuda.current_stream(), torch.cuda.Stream()
             for batch in loader:
                 with torch.cuda.stream(side):
-                    copied = {name: tensor.to("cuda", non_blocking=True) for name, tensor in batch.items()}
+                    copied = each(batch, lambda tensor: tensor.to("cuda", non_blocking=True))
                 here.wait_stream(side)
-                for tensor in copied.values():
-                    tensor.record_stream(here)
+                each(copied, lambda tensor: tensor.record_stream(here))
                 yield copied
                 del copied
 
@@ -76,22 +78,33 @@ class TestCopiesAhead:
         assert capsys.readouterr().out == ""
 
 
-def prefetched(mistake):
+def each(part, do):
+    """What `do` makes of each tensor of a batch."""
+    if isinstance(part, dict):
+        return {key: each(value, do) for key, value in part.items()}
+    return do(part) if isinstance(part, torch.Tensor) else part
+
+
+def prefetched(mistake=""):
     def run(loader):
-        here, side, ahead, kept = torch.cuda.current_stream(), torch.cuda.Stream(), {}, []
+        here, side, ahead, kept, names = torch.cuda.current_stream(), torch.cuda.Stream(), {}, [], []
         if mistake == "all at once":
             loader = list(loader)
         for batch in loader if mistake == "last one left" else chain(loader, [{}]):
             if mistake not in ("no wait_stream", "waits too late"):
                 here.wait_stream(side)
-            for tensor in ahead.values():
-                if mistake not in ("no record_stream", "keeps", "waits for the consumer", "host"):
-                    tensor.record_stream(here)
+            if mistake not in ("no record_stream", "keeps", "waits for the consumer", "host"):
+                of_outer = {key: value for key, value in ahead.items() if isinstance(value, torch.Tensor)}
+                each(of_outer if "outer" in mistake else ahead, lambda tensor: tensor.record_stream(here))
             if mistake == "waits for the consumer":
                 side.wait_stream(here)
             with torch.cuda.stream(here if mistake == "one stream" else side):
                 on_device = "cpu" if mistake == "host" else "cuda"
-                copied = {key: each.to(on_device, non_blocking=mistake != "blocking") for key, each in batch.items()}
+                copied = each(batch, lambda tensor: tensor.to(on_device, non_blocking=mistake != "blocking"))
+                if batch and mistake == "outer ones copied":
+                    copied |= {"target": batch["target"]}
+                if batch and mistake == "names of the next":
+                    copied["name"], names[:] = (names or ["0.jpg"])[0], [copied["name"]]
             if mistake == "waits too late":
                 here.wait_stream(side)
             ready, ahead = ahead, copied
@@ -193,14 +206,16 @@ class TestDrawsAnew:
     @pytest.mark.parametrize(
         ("mistake", "said"),
         [
-            ("global", "two workers draw the same: 32 of 64 results"),
-            ("worker", "the second epoch draws what the first one drew"),
+            ("global", "two workers of a data set with a pipeline draw the same: 32 of 64 draws"),
+            ("worker", "draws from `random.Random` what the first one drew"),
+            ("numbered", "two pipelines of a ConcatDataset draw the same, also of different workers: 48 of 64"),
+            ("NumPy repeats", "two workers of a data set with a pipeline draw the same: 32 of 64 draws of an epoch from N"),
             ("same seed", "a pixel comes to 2 of 4 corners"),
             ("time", "the same seed of torch gives other draws"),
             ("whole data set", "with a Subset, a worker raised AttributeError: 'Subset' object has no"),
             ("wrapped once", "with a ConcatDataset, a worker raised AttributeError: 'ConcatDataset' object has no"),
-            ("first alone", "two workers of a ConcatDataset draw the same: 16 of 32 results"),
-            ("one seed", "two pipelines of a ConcatDataset draw the same: 32 of 64 results"),
+            ("first alone", "two workers of a ConcatDataset draw the same: 16 of 32 draws"),
+            ("one seed", "two pipelines of a ConcatDataset draw the same, also of different workers: 32 of 64"),
         ],
     )
     def test_a_mistake_is_named(self, capsys, mistake, said):
@@ -219,12 +234,13 @@ def start(mistake):
         for number, dataset in enumerate(datasets[: 1 if mistake == "first alone" else None]):
             if mistake != "whole data set":
                 dataset = getattr(dataset, "dataset", dataset)
-            own = seed if mistake in ("one seed", "time") else seed + number
+            own = seed if mistake in ("one seed", "time") else seed + number * (1 if mistake == "numbered" else 1000)
             if mistake == "global":
                 np.random.seed(own), random.seed(own)
             elif mistake == "same seed":
                 dataset.compose.set_random_seed(own)
             else:
-                dataset.compose.set_random_state(np.random.default_rng(own), random.Random(own))
+                of_numpy = 0 if mistake == "NumPy repeats" else own
+                dataset.compose.set_random_state(np.random.default_rng(of_numpy), random.Random(own))
 
     return run

@@ -361,6 +361,8 @@ if __name__ == "__main__":
         del first[Path("photos", "gone.jpg")]
         assert again == {**first, Path("photos", "new.jpg"): (30, 20)}
         assert opened == [Path("photos", "new.jpg")]
+        Image.new("RGB", (50, 40)).save("photos/new.jpg")
+        assert pasted("10_image_sizes")["sizes"] == {**again, Path("photos", "new.jpg"): (50, 40)}
 
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
         prepare = pasted("11_prepare_once")["prepare"]
@@ -417,7 +419,7 @@ if __name__ == "__main__":
         for _ in range(2):
             pasted("11_prepare_once")["prepare_folder"]("photos", "small")
             *told, last = capsys.readouterr().out.splitlines()
-            assert last == f"{len(whole)} photos prepared, {len(broken)} left out"
+            assert last == f"{len(whole)} photos prepared, {len(broken)} left out; other files: 2"
             assert {path.name for path in Path("small").iterdir()} == whole
             assert len(told) == len(broken)
             for name in broken:
@@ -448,7 +450,7 @@ if __name__ == "__main__":
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
     @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray", "progressive"])
-    @pytest.mark.parametrize("width", [512, 500, 333, 300, 31])
+    @pytest.mark.parametrize("width", [512, 500, 488, 333, 300, 31])
     def test_restart_markers_change_no_pixel_and_crops_can_be_cut_out(self, monkeypatch, tmp_path, subsampling, width):
         monkeypatch.chdir(tmp_path)
         pixels = np.random.default_rng(0).integers(0, 256, (200, width, 3), np.uint8)
@@ -876,7 +878,7 @@ class TestIndexedTar:
     @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
     def test_it_reads_what_tarfile_reads_and_knows_no_links(self, tmp_path, format):
         path = make_tar(tmp_path / "a.tar", self.MEMBERS, format=format)
-        files = pasted(self.STEM)["IndexedTar"](path)
+        files = pasted(self.STEM)["IndexedTar"](path, tmp_path / "index.json")
         with tarfile.open(path) as tar:  # `getmember` finds the last of a name
             last = [tar.getmember(name) for name in tar.getnames()]
             expected = {info.name: tar.extractfile(info).read() for info in last if info.isreg()}
@@ -893,7 +895,7 @@ class TestIndexedTar:
         (tmp_path / "plain.bin").write_bytes(b"plain")
         names = ["sparse.bin", "plain.bin"]
         subprocess.run(["tar", "--sparse", "-cf", "a.tar", *names], cwd=tmp_path, check=True)
-        files = pasted(self.STEM)["IndexedTar"](tmp_path / "a.tar")
+        files = pasted(self.STEM)["IndexedTar"](tmp_path / "a.tar", tmp_path / "index.json")
         with tarfile.open(tmp_path / "a.tar") as tar:
             assert tar.getmember("sparse.bin").issparse()
         assert files.read("plain.bin") == b"plain"
@@ -903,14 +905,27 @@ class TestIndexedTar:
     def test_a_compressed_tar_is_refused(self, tmp_path):
         path = make_tar(tmp_path / "a.tar", self.MEMBERS, "w:gz")  # whatever its name says
         with pytest.raises(tarfile.ReadError):
-            pasted(self.STEM)["IndexedTar"](path)
+            pasted(self.STEM)["IndexedTar"](path, tmp_path / "index.json")
+        assert os.listdir(tmp_path) == ["a.tar"]
+
+    def test_a_saved_index_is_read_again_until_the_tar_changes(self, tmp_path, monkeypatch):
+        odd = os.fsdecode(b"\xff.png")
+        path, saved = make_tar(tmp_path / "a.tar", [member(odd, b"odd")]), tmp_path / "index.json"
+        IndexedTar, scan, n_scans = pasted(self.STEM)["IndexedTar"], tarfile.open, []  # noqa: N806
+        monkeypatch.setattr(tarfile, "open", lambda *given: n_scans.append(given) or scan(*given))
+        assert [IndexedTar(path, saved).read(odd) for _ in range(3)] == [b"odd"] * 3
+        assert len(n_scans) == 1
+        path.write_bytes(make_tar(tmp_path / "b.tar", [member("more", b"other"), member(odd, b"new")]).read_bytes())
+        assert IndexedTar(path, saved).read(odd) == b"new"
+        assert sorted(os.listdir(tmp_path)) == ["a.tar", "b.tar", "index.json"]
 
     @pytest.mark.parametrize("cut", [100, 600, 5000])
     def test_a_tar_that_is_cut_off_is_refused(self, tmp_path, cut):
         path = make_tar(tmp_path / "a.tar", [member(f"{n}.png", bytes(5000)) for n in range(2)])
         os.truncate(path, cut)
         with pytest.raises(tarfile.ReadError):
-            pasted(self.STEM)["IndexedTar"](path)
+            pasted(self.STEM)["IndexedTar"](path, tmp_path / "index.json")
+        assert os.listdir(tmp_path) == ["a.tar"]
 
     BEFORE = """
 import json
@@ -921,7 +936,7 @@ from torchvision.transforms.v2 import functional
     AFTER = """
 class Files:
     def __init__(self):
-        self.files, self.names = IndexedTar("train.tar"), [*map(str, range(20)), "é.png"]
+        self.files, self.names = IndexedTar("train.tar", "index.json"), [*map(str, range(20)), "é.png"]
     def __len__(self):
         return len(self.names)
     def __getitem__(self, number):

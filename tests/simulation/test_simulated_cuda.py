@@ -339,6 +339,11 @@ def test_a_freed_block_goes_to_its_own_streams_next_request(slow):
     assert slow.max_reserved_bytes == 2560
 
 
+def test_a_tensor_of_the_host_has_no_stream_to_record(slow):
+    with pytest.raises(NotImplementedError, match="aten::record_stream.*'CPU' backend"):
+        torch.zeros(1).record_stream(torch.cuda.current_stream())
+
+
 def test_record_stream_keeps_a_block_until_the_host_sees_it_done(slow):
     side = torch.cuda.Stream()
 
