@@ -20,6 +20,7 @@ from labkit.util.machine import (
     scale,
     usable_cores,
 )
+from labkit.util.ranks import cores_per_rank, find_ranks, senseless_variables
 from labkit.watching.resources import ResourceWatch, place_of
 
 _OWN_LINES = ("cpu", "usable_cores", "memory_gib", "gpu")  # of the environment
@@ -38,6 +39,7 @@ def findings() -> list[tuple[str, str]]:
         gpu = f"{torch.cuda.get_device_name(0)}, {memory_gib:.0f} GiB, CUDA {torch.version.cuda}"
     return [
         ("usable cores", f"{usable_cores()} ({listed}; bound by {binding})"),
+        ("ranks", _describe_ranks()),
         ("memory", f"{facts['memory_gib']} GiB"),
         ("photo folder", _describe_photo_folder()),
         *ResourceWatch().read(torch_threads=torch.get_num_threads(), **_place_of_photos()).facts().items(),
@@ -46,6 +48,13 @@ def findings() -> list[tuple[str, str]]:
         *_decoding(),
         *[(f"extra {name!r}", finding) for name, finding in extras().items()],
     ]
+
+
+def _describe_ranks() -> str:
+    """Which rank of a training a loader in this process would take itself for, and from which variables."""
+    found = find_ranks()
+    told = [f"{found} ({found.told()}); cores for it: {cores_per_rank()}" if found.launcher else f"none: {found}"]
+    return "; ".join([*told, *(f"ignored: {said}" for said in senseless_variables())])
 
 
 def _decoding() -> Iterator[tuple[str, str]]:

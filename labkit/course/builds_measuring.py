@@ -95,6 +95,8 @@ def judge_wait_share(wait_share: Callable[[Any, Any], float]) -> None:
             (sum(steps_s) - wait_s, 0): "that is the share of the steps: time the requests for batches in place of "
             "the steps",
             (0, -wait_s): "the wait is divided by the steps alone: divide it by all the time, waits and steps",
+            (99 * wait_s, 0): "that is in percent: return a share from 0 to 1",
+            (_END_S, 0): f"the request after the last batch counts as waiting: {end}",
         }
         right = wait_s / whole_s
         told = (why for (w_s, all_s), why in mistakes.items() if is_close(share, (wait_s + w_s) / (whole_s + all_s)))

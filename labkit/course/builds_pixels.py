@@ -86,27 +86,33 @@ def _agree(found: Tensor, right: Tensor) -> bool:
     return found.shape == right.shape and (found.float() - right).abs().mean().item() <= _MAX_DIFFERENCE
 
 
-_PHOTO = 640, 480  # pixels: every n/8 of it is whole
-_CROPS = (  # left, upper, right and lower edge; the width and height asked for; n of the smallest n/8 that keeps them
-    ((40, 40, 600, 440), (70, 50), 1),
-    ((80, 0, 640, 480), (180, 120), 3),
-    ((300, 100, 460, 420), (60, 80), 3),
-    ((100, 200, 200, 280), (120, 96), 8),
+_WHOLE, _WIDE, _ODD = (640, 480), (800, 600), (801, 600)  # pixels: 801 / 8 is rounded up
+_CROPS = (  # photo; left, upper, right and lower edge; width and height asked for; n of the smallest n/8 that has them
+    (_WHOLE, (40, 40, 600, 440), (70, 50), 1),
+    (_WHOLE, (80, 0, 640, 480), (180, 120), 3),
+    (_WHOLE, (300, 100, 460, 420), (60, 80), 3),
+    (_WHOLE, (100, 200, 200, 280), (120, 96), 8),
+    (_WHOLE, (0, 200, 640, 300), (80, 60), 5),  # its height decides
+    (_ODD, (1, 0, 801, 600), (88, 66), 1),  # up to the edges
+    (_WIDE, (0, 0, 799, 600), (100, 75), 2),  # 1/8 would be too small by an eighth of a pixel
 )
 _MAX_RESIZED = 5  # mean, of 255: the codec averages blocks, and a resize weighs its pixels otherwise
 
 
 def scaled_decode(answer: Callable[[bytes, Any, Any], Any]) -> None:
     """Judge `scaled_crop(data, box, size)`: the crop of a full decode, resized, from as few decoded pixels as do."""
-    photo = _photo()
-    data = encode_image(photo, "JPEG", quality=95)
-    for box, size, eighths in _CROPS:
-        asked = f"crop {box} as {size}"
+    for whole, box, size, eighths in _CROPS:
+        photo = _photo(whole)
+        data = encode_image(photo, "JPEG", quality=95)
+        asked = f"crop {box} of {whole[0]} x {whole[1]} as {size}"
         with _decoded_sizes() as sizes:
             try:
                 found = np.asarray(answer(data, box, size))
             except ValueError as error:
-                hint = "simplejpeg's header begins with the height, `size` and `box` with the width"
+                hint = (
+                    "simplejpeg's header begins with the height, `size` and `box` with the width; sides are rounded up, so "
+                    "width and height shrink by different factors"
+                )
                 raise AssertionError(f"{asked}: ValueError: {error}; {hint}") from error
         is_turned = found.ndim == 3 and found.shape[:2] == size and found.shape[:2] != size[::-1]
         turned = f"it is {size[1]} wide and {size[0]} high: `size` is (width, height), and an array's shape begins with"
@@ -114,32 +120,38 @@ def scaled_decode(answer: Callable[[bytes, Any, Any], Any]) -> None:
         _expect(found.shape == (*size[::-1], 3), f"{asked}: the shape is {found.shape}, not {(*size[::-1], 3)}")
         _expect(sizes, f"{asked}: decode with simplejpeg or Pillow; the check counts the pixels of these two")
         width, height = max(sizes)
-        least = _PHOTO[0] * eighths // 8, _PHOTO[1] * eighths // 8
+        least = -(-whole[0] * eighths // 8), -(-whole[1] * eighths // 8)
         told = f"{width} x {height} pixels were decoded, and {least[0]} x {least[1]} are needed"
-        _expect(width >= least[0], f"{asked}: {told}: the crop was enlarged, and is blurred")
+        cure = "the crop was enlarged, and is blurred; both sides need their pixels, and minima are rounded up"
+        _expect(width >= least[0], f"{asked}: {told}: {cure}")
         expected = np.asarray(photo.resize(size, Image.Resampling.BILINEAR, box=box)).astype(int)
         is_crop = np.abs(found - expected).mean() <= _MAX_RESIZED
         rounded = "the edges of `box` were rounded: give them to `resize(size, box=...)` as they are"
-        _expect(is_crop or not _is_rounded(found, box, size, (width, height)), f"{asked}: {rounded}")
+        _expect(is_crop or not _is_rounded(photo, found, box, size, (width, height)), f"{asked}: {rounded}")
+        x, y = width / whole[0], height / whole[1]
+        scaled_box, small = (box[0] * x, box[1] * y, box[2] * x, box[3] * y), photo.resize((width, height))
+        nearest = np.asarray(small.resize(size, Image.Resampling.NEAREST, box=scaled_box)).astype(int)
+        is_nearest = np.abs(found - nearest).mean() <= _MAX_RESIZED
+        _expect(is_crop or not is_nearest, f"{asked}: pixels were picked, not averaged: `Image.Resampling.BILINEAR`")
         _expect(
             is_crop, f"{asked}: this is another part of the photo: `box` counts pixels of the full one, so scale it"
         )
-        is_full = (width, height) == _PHOTO
+        is_full = (width, height) == whole
         _expect(width <= least[0], f"{asked}: right, but {'all ' * is_full}{told}: take the smallest n/8")
 
 
-def _is_rounded(found: np.ndarray, box: Any, size: Any, decoded: tuple[int, int]) -> bool:
+def _is_rounded(photo: Image.Image, found: np.ndarray, box: Any, size: Any, decoded: tuple[int, int]) -> bool:
     """Whether this is the crop of a smaller photo of which edges were made whole numbers."""
-    small, factor = _photo().resize(decoded, Image.Resampling.BOX), decoded[0] / _PHOTO[0]
+    small, factor = photo.resize(decoded, Image.Resampling.BOX), decoded[0] / photo.width
     crops = (small.crop([whole(edge * factor) for edge in box]) for whole in (round, int))  # type: ignore[arg-type]
     pixels = [np.asarray(crop.resize(size, Image.Resampling.BILINEAR)).astype(int) for crop in crops]
     return bool(min(np.abs(found - each).mean() for each in pixels) <= _MAX_RESIZED)
 
 
-def _photo() -> Image.Image:
+def _photo(size: tuple[int, int]) -> Image.Image:
     from skimage import data
 
-    return Image.fromarray(data.coffee()).resize(_PHOTO, Image.Resampling.LANCZOS)
+    return Image.fromarray(data.coffee()).resize(size, Image.Resampling.LANCZOS)
 
 
 @contextlib.contextmanager
@@ -173,6 +185,7 @@ def normalizes_bytes(answer: Callable[[Any, Any], nn.Module]) -> None:
     batch = torch.randint(256, (3, 3, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
     right = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])(batch)
     module, given = answer(MEAN, STD), batch.clone()
+    halves = (0.5, 0.5, 0.5)
     _expect(isinstance(module, nn.Module), f"a {type(module).__name__} is no module: derive it from `torch.nn.Module`")
     with _Counted(batch.numel()) as counted:
         found = module(given)
@@ -192,6 +205,8 @@ def normalizes_bytes(answer: Callable[[Any, Any], nn.Module]) -> None:
     module, moved = answer(MEAN, STD).to("meta"), batch.to("meta")  # a device that refuses the CPU's tensors
     with _Counted(batch.numel()) as counted, suppress(RuntimeError):
         found = module(moved)
+    is_own = torch.allclose(answer(halves, halves)(batch), batch / 127.5 - 1, atol=1e-4)
+    _expect(is_own, f"with a mean and std of {halves}, it still takes ImageNet's: use those that are given")
     on_device = found.device.type == "meta" and not counted.n_copied
     _expect(on_device, "factor and offset stay on the CPU when the module moves: keep them by `register_buffer`")
 
@@ -207,7 +222,8 @@ def _told_by_mistake(batch: Tensor, found: Tensor) -> str:
         return "mean and std are those of values from 0 to 1, and were applied to bytes from 0 to 255"
     if torch.allclose(found, batch / std / 255 - mean, atol=1e-4):
         return "the mean was subtracted after the division by std: subtract mean / std"
-    return f"the first value is {found.flatten()[0]:.3f}, which torchvision does not give"
+    right = (batch / 255 - mean) / std
+    return f"the first value is {found.flatten()[0]:.3f}, and torchvision's is {right.flatten()[0]:.3f}"
 
 
 class _Counted(TorchDispatchMode):

@@ -30,11 +30,15 @@ _CASES: tuple[tuple[int, Mapping[str, str], int, int, Mapping[int, str]], ...] =
     (8, {"cpu.max": "50000 100000\n"}, 1, 1, {0: "half a core still needs one worker"}),
     (8, {"cpu.max": "400000 200000\n"}, 1, 2, {4: "the quota counts per period, and this period is another one"}),
     (2, {"cpu.max": "400000 100000\n"}, 1, 2, {4: "the affinity limits the process as well as the quota"}),
+    (8, {"cpu.max": "350000 100000\n"}, 1, 3, {4: "3.5 cores keep three workers busy, and no fourth one"}),
+    (8, {"cpu.max": "400000 100000\n"}, 2, 2, {4: "ranks share what the quota leaves, so divide after it"}),
     (8, dict(zip(_V1, ("300000\n", "100000\n"), strict=True)), 1, 3,
      {8: "cgroup v1 has its quota in `cpu.cfs_quota_us` and `cpu.cfs_period_us`"}),
+    (8, dict(zip(_V1, ("300000\n", "50000\n"), strict=True)), 1, 6, {3: "the period is in `cpu.cfs_period_us`"}),
     (8, dict(zip(_V1, ("-1\n", "100000\n"), strict=True)), 1, 8,
      dict.fromkeys((-1, 0, 1), "a quota of -1 in cgroup v1 is none")),
     (8, _UNLIMITED, 4, 2, {8: "the ranks of a node share its cores"}),
+    (7, _UNLIMITED, 4, 1, {2: "round down: four ranks of two workers would be one more than the cores"}),
     (2, {}, 4, 1, {0: "with more ranks than cores, each still needs one worker"}),
 )  # fmt: skip
 
@@ -51,7 +55,7 @@ def cores_of_a_process(answer: Callable[[set[int], Path, int], Any]) -> None:
             held = ", ".join(f"{name} = {text.strip()!r}" for name, text in files.items()) or "no files of a quota"
             case = f"{n_cpus} CPUs, {held}, ranks: {n_ranks}"
             try:
-                found = answer(set(range(n_cpus)), Path(folder), n_ranks)
+                found = answer(set(range(4, 4 + n_cpus)), Path(folder), n_ranks)
             except ValueError as error:
                 why = "`max` is no number, and means that there is no quota" if "max" in str(error) else str(error)
                 raise AssertionError(f"{case}: {why}") from error

@@ -26,8 +26,8 @@ _CHANGES = (
      "11_prepare_once", "raw pixels over JPEG"),
     ("augment", "`lk.make_augment`: strong colors by Albumentations",
      "05_albumentations", "Albumentations over v2, heavy recipe"),
-    ("start", "`lk.LoaderConfig`: workers that stay alive, with a faster decoder",
-     "03_persistent_workers", "read_image and persistent workers over PIL and new workers"),
+    ("start", "`persistent_workers=True`, as `lk.make_loader` has it: most where epochs are short",
+     "03_persistent_workers", "kept workers over new ones, short epochs"),
     ("sizes", "`lk.collect_sizes`: sizes of all images before training",
      "10_image_sizes", "dictionary over one search per image"),
 )  # fmt: skip

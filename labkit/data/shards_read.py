@@ -36,7 +36,8 @@ from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
 from labkit.util.gone import refuse_arguments
-from labkit.util.process import number_in_environment, rank_and_world_size, warn_caller
+from labkit.util.process import warn_caller
+from labkit.util.ranks import number_in_environment, rank_and_world_size
 
 Item = TypeVar("Item")
 

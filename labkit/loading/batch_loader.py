@@ -57,7 +57,8 @@ from labkit.util.arguments import (
     require_seed,
 )
 from labkit.util.gone import refuse_arguments
-from labkit.util.process import PerProcess, cores_per_rank, use_one_torch_thread
+from labkit.util.process import PerProcess, use_one_torch_thread
+from labkit.util.ranks import cores_per_rank
 
 
 class BatchLoader(Labeled, Resumable):

@@ -13,7 +13,7 @@ from labkit.errors import ArgumentError
 from labkit.loading.samplers import CountsEpochs
 from labkit.loading.seeding import permutation
 from labkit.util.arguments import require_a, require_int, require_seed
-from labkit.util.process import rank_and_world_size
+from labkit.util.ranks import rank_and_world_size
 from labkit.util.strings import PackedStrings
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from labkit.loading.samplers import (
 )
 from labkit.loading.seeding import SeededIndices, number_of
 from labkit.util.arguments import require_seed
-from labkit.util.process import rank_and_world_size
+from labkit.util.ranks import rank_and_world_size
 from labkit.util.strings import PackedStrings
 
 _VERSION = 2  # of the state; raised when its meaning changes

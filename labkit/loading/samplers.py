@@ -21,7 +21,8 @@ from torch.utils.data import (
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.loading.seeding import SeededIndices, derived_seed, number_of, permutation
 from labkit.util.arguments import require_flag
-from labkit.util.process import on_cpu, rank_and_world_size
+from labkit.util.process import on_cpu
+from labkit.util.ranks import rank_and_world_size
 
 
 class LoaderWarning(UserWarning):

@@ -38,7 +38,8 @@ from labkit.loading.workers import (
 )
 from labkit.util.arguments import kind_of, require_callable, require_choice, require_flag, require_int, require_seed
 from labkit.util.machine import core_limits, usable_cores
-from labkit.util.process import cores_per_rank, on_cpu, preserve_rng_state, warn_caller
+from labkit.util.process import on_cpu, preserve_rng_state, warn_caller
+from labkit.util.ranks import cores_per_rank
 
 _MINIMA = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
 

@@ -1,4 +1,4 @@
-"""This process: its allocator and threads, its rank, its random state, values made once, its output and bars."""
+"""This process: its allocator and threads, its random state, values made once, its output and bars."""
 
 import io
 import os
@@ -6,12 +6,12 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from labkit.util.machine import main_is_script, usable_cores
+from labkit.util.machine import main_is_script
 
 if TYPE_CHECKING:  # commands that need none of them start without
     from tqdm import tqdm
@@ -100,37 +100,6 @@ def note_unknown_class(error: BaseException) -> None:
                 "Or use lk.make_loader, whose workers take it from the notebook"
             )
             return
-
-
-def number_in_environment(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The number in a variable; `default` where there is none, as where another program left it empty."""
-    try:
-        return int(environment.get(name, default))
-    except ValueError:
-        return default
-
-
-def cores_per_rank() -> int:
-    """Usable cores for this process, at least one: the ranks that torchrun starts on this machine share them."""
-    return max(1, usable_cores() // max(1, number_in_environment("LOCAL_WORLD_SIZE", 1)))
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Rank and world size: from `torch.distributed`, else from torchrun's environment, else (0, 1)."""
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world_size = number_in_environment("RANK", -1), number_in_environment("WORLD_SIZE", 0)
-    if 0 <= rank < world_size:
-        return rank, world_size
-    if world_size > 1 and os.environ.get("RANK"):
-        warn_caller(
-            f"the environment has RANK={os.environ['RANK']!r} and WORLD_SIZE={world_size}, and ranks go from 0 to "
-            f"{world_size - 1}: so this process loads all samples. Set both as torchrun does, or neither",
-            UserWarning,
-        )
-    return 0, 1
 
 
 def on_cpu() -> AbstractContextManager[Any]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from labkit.measure.usage import SLOWED
-from labkit.util.machine import usable_cores
-from labkit.util.process import number_in_environment
+from labkit.util.ranks import cores_per_rank
 from labkit.watching.lines import MAKING, is_own, short_path
 from labkit.watching.loaders import LoaderTraits
 
@@ -165,7 +164,7 @@ def advise(
         most_workers: That there is room for; None: any number.
         slowest: The line that the making of a batch spends most of its time in, if that is known.
     """
-    cores = _own_cores(n_sharing)
+    cores = cores_per_rank(n_sharing)
     if most_workers is not None:
         cores = max(1, min(cores, most_workers))
     found: dict[str, Recommendation] = {}
@@ -269,11 +268,6 @@ def _advise_on(cause: str, share: float, costs: Costs, traits: LoaderTraits, cor
     rung, action, notebook = _particular(rung, traits) or (rung, action, notebook)
     speedup = costs.together / max(costs.step, costs.together - costs.lost_s[cause])
     return Recommendation(rung, action, why, speedup, notebook, settings=_settings(rung, traits))
-
-
-def _own_cores(n_sharing: int) -> int:
-    """Usable cores for this process: the ranks of a training on a machine share them."""
-    return max(1, usable_cores() // max(1, n_sharing, number_in_environment("LOCAL_WORLD_SIZE", 1)))
 
 
 def _particular(rung: str, traits: LoaderTraits) -> tuple[str, str, str] | None:

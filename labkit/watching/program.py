@@ -36,7 +36,7 @@ from labkit.watching.lines import LineSampler
 from labkit.watching.loaders import Control
 from labkit.watching.record import Record
 from labkit.watching.replay import REPLAY_STEPS, Replay, Steps
-from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination
+from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination, watched_rank
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.report import WatchReport
@@ -170,16 +170,19 @@ class Children:
     Args:
         watched: What is observed in this process.
         folder: Where reports go. Default: one that is made when the first process starts.
+        options: Of `labkit watch`, as JSON, for ranks that the script starts by its own command.
     """
 
-    def __init__(self, watched: Watched, folder: str | None = None):
-        self._watched, self._folder = watched, folder
+    def __init__(self, watched: Watched, folder: str | None = None, options: str = ""):
+        self._watched, self._folder, self._options = watched, folder, options
+        self.environment = dict(os.environ)  # whose variables tell the rank, whatever the script makes of them
 
     def start(self) -> None:
         """Observe the processes that are started from now on."""
         change = self._watched.hooks.change
         self._watched.start({
-            "multiprocessing.process": lambda process: change(process.BaseProcess, "start", self._starting)
+            "multiprocessing.process": lambda process: change(process.BaseProcess, "start", self._starting),
+            "subprocess": lambda module: change(module.Popen, "__init__", self._starting_rank),
         })  # fmt: skip
         os.register_at_fork(after_in_child=self._watched.begin_again)
 
@@ -235,6 +238,16 @@ class Children:
                 vars(process).pop("_labkit_begins", None)
 
         record = self._watched.record
+        return start
+
+    def _starting_rank(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def start(process: Any, args: Any, *more: Any, **named: Any) -> None:
+            given = watched_rank(args, named.get("env"), self._options) if self._options else args
+            if given is not args:  # this process is the first rank
+                self.environment = {**named["env"], "LOCAL_RANK": "0"}
+            original(process, given, *more, **named)
+
         return start
 
 
@@ -329,7 +342,7 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
     LineSampler.is_allowed = LineSampler.is_allowed and options.lines
     terminal, watched = Terminal(), Watched()
     watched.record.watch_stalls(options.stall, terminal)
-    children = Children(watched)
+    children = Children(watched, options=json.dumps(asdict(options)))
     finish = _Finish(watched, children, options, terminal)
     watched.record.control = _control(watched, options, finish, terminal)
     before_termination(finish)
@@ -363,7 +376,7 @@ class _Finish:
 
     def __init__(self, watched: Watched, children: Children, options: WatchOptions, terminal: Terminal):
         self._watched, self._children, self._options, self._terminal = watched, children, options, terminal
-        self.pid, self._environment, self.is_done = os.getpid(), dict(os.environ), False
+        self.pid, self.is_done = os.getpid(), False
         self.status = 0  # of a script that ended well
         self.is_refused = False  # the script has refused its arguments
 
@@ -408,7 +421,7 @@ class _Finish:
         seen = self._children.stop()
         from labkit.watching.ranks import combine_ranks
 
-        report = combine_ranks(seen, self._environment)
+        report = combine_ranks(seen, self._children.environment)
         if report is not None:
             with suppress(OSError):  # nobody reads it, but files may be asked for
                 self._terminal.show(report, is_verbose=self._options.verbose)

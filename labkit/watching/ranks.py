@@ -11,7 +11,7 @@ import pickle
 import stat
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.measure.usage import children
 from labkit.util.files import write_atomic
-from labkit.util.process import number_in_environment
+from labkit.util.ranks import LIGHTNING, OWN_LINES, SLURM, Ranks, find_ranks
 from labkit.watching.advice import MIN_SHARE, advise, slowest_line
 from labkit.watching.linux import read_text, state_of
 from labkit.watching.loaders import LoaderTraits, rounded
@@ -31,58 +31,70 @@ _PATIENCE_S = 60.0
 def combine_ranks(report: WatchReport, environment: Mapping[str, str] = os.environ) -> WatchReport | None:
     """The report with a row for each rank, and the figures of the one that waits longest: it holds up all others.
 
-    Under torchrun and whatever sets its variables, the other processes of this machine hand theirs to the first.
+    Whatever launcher started them, the other processes of this machine hand theirs to the first.
 
     Returns:
         The report; None in the processes that only hand theirs over.
     """
-    place = _place(environment)
-    if place is None or (place[1] and not _has_siblings()):  # the first has ended, or they are left over
+    found = find_ranks(environment)
+    local, n_local = found.local_rank, found.n_local
+    if local is None or n_local is None or n_local < 2:
         return report
-    (rank, local, n_local), folder = place, _meeting_place(environment)
+    if local and not _others_run(found, environment):  # the first has ended, or the variables are left over
+        return report
+    folder = _meeting_place(found, environment)
     if folder is None:
         note = "Another user owns the folder where the ranks would meet, so each reports for itself."
         return replace(report, notes=[*report.notes, note])
     if local:
-        write_atomic(folder / f"{local}.report", pickle.dumps((rank, report)))
+        write_atomic(folder / f"{local}.report", pickle.dumps((found.rank, report)))
         return None
     note = "Ranks wait for one another; these are the figures of rank {}, which waits longest for data."
-    return combine("rank", [(rank, report), *_gather(folder, n_local - 1)], note, report.command)
+    others = _gather(folder, n_local - 1, lambda: _others_run(found, environment))
+    return combine("rank", [(found.rank, report), *others], note, report.command)
 
 
-def _place(environment: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """The rank, that on this machine, and how many there are on it; None if this process trains alone.
-
-    Variables may be left over from another program, and then say nothing or no such thing.
-    """
-    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, local, n_local = (number_in_environment(name, -1, environment) for name in names)
-    return (rank, local, n_local) if n_local > 1 and 0 <= local < n_local and rank >= local else None
+_OF_A_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
-def _meeting_place(environment: Mapping[str, str]) -> Path | None:
+def _is_of_step(found: Ranks, environment: Mapping[str, str]) -> bool:
+    """Whether `srun` started the ranks. A shell may lie between it and each of them."""
+    return found.launcher in (SLURM, OWN_LINES) and "SLURM_STEP_ID" in environment
+
+
+def _parent(found: Ranks) -> int:
+    """The process that started the ranks: Lightning's first one starts the others."""
+    return os.getpid() if found.launcher == LIGHTNING and not found.local_rank else os.getppid()
+
+
+def _meeting_place(found: Ranks, environment: Mapping[str, str]) -> Path | None:
     """A folder that the ranks of one start share, and nobody else; None if it is somebody else's, or a link.
 
     When their parent started is part of its name, so that an earlier run whose parent had the same number is no
     part of this one. Other users can guess the name, so it is used only if this user owns it.
     """
+    parent = _parent(found)
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    started = read_text(f"/proc/{os.getppid()}/stat").rpartition(")")[2].split()[19:20]  # see proc(5)
-    key = "-".join([str(os.getppid()), *started, *(environment.get(name, "") for name in names)])
+    started = read_text(f"/proc/{parent}/stat").rpartition(")")[2].split()[19:20]  # see proc(5)
+    key = "-".join([str(parent), *started])
+    if _is_of_step(found, environment):
+        key = "-".join(environment.get(name, "") for name in _OF_A_STEP)
+    elif found.launcher != LIGHTNING:  # which sets them after the first has begun
+        key = "-".join([key, *(environment.get(name, "") for name in names)])
     user = os.getuid()
     folder = Path(tempfile.gettempdir()) / f"labkit-watch-{user}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == user and not status.st_mode & 0o077
     return folder if is_own else None
 
 
-def _gather(folder: Path, n_others: int) -> list[tuple[int, WatchReport]]:
+def _gather(folder: Path, n_others: int, others_run: Callable[[], bool]) -> list[tuple[int, WatchReport]]:
     """What the other ranks handed over; those that did not in time are missing. Removes the folder."""
     deadline, found, comes = time.monotonic() + _PATIENCE_S, list[Path](), True
     while comes and len(found) < n_others:
-        comes = time.monotonic() < deadline and _has_siblings()  # asked before looking: they end when they have written
+        comes = time.monotonic() < deadline and others_run()  # asked before looking: they end when they have written
         found = sorted(folder.glob("*.report"))
         time.sleep(0.05)
     others = [pickle.loads(path.read_bytes()) for path in found]  # noqa: S301 - of this user's ranks
@@ -93,10 +105,27 @@ def _gather(folder: Path, n_others: int) -> list[tuple[int, WatchReport]]:
     return others
 
 
-def _has_siblings() -> bool:
-    """Whether whoever started this process has started others that still run, as the ranks of one training are."""
-    siblings = children(os.getppid())  # this process among them, unless nothing is known of them
-    return not siblings or any(each != os.getpid() and state_of(each) not in ("Z", "X") for each in siblings)
+def _others_run(found: Ranks, environment: Mapping[str, str]) -> bool:
+    """Whether other ranks of this start still run on this machine."""
+    if _is_of_step(found, environment):
+        of_step = {name: environment.get(name, "") for name in _OF_A_STEP}
+        every = map(_environment_of, filter(str.isdigit, os.listdir("/proc")))
+        own = environment.get("SLURM_LOCALID")
+        return any(
+            each.get("SLURM_LOCALID", own) != own and all(each.get(name, "") == of_step[name] for name in _OF_A_STEP)
+            for each in every
+        )
+    parent = _parent(found)
+    if found.launcher == LIGHTNING and parent == os.getpid():
+        return any("LOCAL_RANK" in _environment_of(str(each)) for each in children(parent))
+    siblings = children(parent)  # this process among them, unless nothing is known of them
+    ranks = siblings if found.launcher != LIGHTNING else [*siblings, parent]
+    return not siblings or any(each != os.getpid() and state_of(each) not in ("Z", "X") for each in ranks)
+
+
+def _environment_of(pid: str) -> dict[str, str]:
+    """The variables with which a process began; none if it is another user's, or has ended."""
+    return dict(line.split("=", 1) for line in read_text(f"/proc/{pid}/environ").split("\0") if "=" in line)
 
 
 def combine(kind: str, every: Sequence[tuple[Any, WatchReport]], note: str, command: str) -> WatchReport:

@@ -20,13 +20,15 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.errors import CannotRun
+from labkit.util.ranks import number_in_environment
 from labkit.util.redact import redact
 from labkit.watching.advice import SHORT_NAMES
 from labkit.watching.loaders import Control, SeenLoader, rounded
@@ -340,3 +342,25 @@ def _cell(value: Any) -> str:
     if value is None or value != value:
         return "-"
     return rounded(value) if isinstance(value, float) else str(value)
+
+
+def watched_rank(command: Any, environment: Mapping[str, str] | None, options: str) -> Any:
+    """The command by which Lightning's launcher starts another rank of this script, so that it is watched, too.
+
+    Args:
+        command: Of a process that is to start: the interpreter, the script or `-m` and its module, and arguments.
+        environment: That of the process.
+        options: Of `labkit watch`, as its file `start.py` takes them.
+
+    Returns:
+        The command that watches it; any other command as it is.
+    """
+    is_rank = environment is not None and "RANK" not in environment and number_in_environment(
+        "LOCAL_RANK", 0, environment
+    ) > 0  # fmt: skip
+    if not is_rank or not isinstance(command, list) or command[:1] != [sys.executable] or len(command) < 2:
+        return command
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    own = ["-m", spec.name] if command[1] == "-m" and spec else [os.path.abspath(sys.argv[0])]
+    is_own = command[1 : len(own) + 1] == own
+    return [sys.executable, str(Path(__file__).with_name("start.py")), options, *command[1:]] if is_own else command

@@ -21,7 +21,7 @@ from labkit.measure.steady import ReplayLoader, with_step
 from labkit.measure.unchanged import unchanged
 from labkit.util.arguments import require_int, require_positive
 from labkit.util.machine import usable_cores
-from labkit.util.process import cores_per_rank
+from labkit.util.ranks import cores_per_rank
 from labkit.watching.diagnose import counted
 
 DEFAULT, STEP_ALONE = "default", "step alone"

@@ -148,6 +148,19 @@ def height_for_width(data, box, size):
     return image.resize(size, box=[edge * image.width / width for edge in box])
 
 
+def by_two_factors(data, box, size, whole=math.ceil, picked=Image.Resampling.BILINEAR, sides=("height", "width")):
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    least = max(size[0] / (box[2] - box[0]), size[1] / (box[3] - box[1]))
+    if sides == ("width",):
+        least = size[0] / (box[2] - box[0])
+    minima = {"min_height": whole(least * height), "min_width": whole(least * width)}
+    image = Image.fromarray(
+        simplejpeg.decode_jpeg(data, "RGB", **{f"min_{side}": minima[f"min_{side}"] for side in sides})
+    )
+    x, y = image.width / width, image.height / height
+    return image.resize(size, picked, box=(box[0] * x, box[1] * y, box[2] * x, box[3] * y))
+
+
 def whole_first(data, box, size):
     return Image.open(io.BytesIO(data)).convert("RGB").resize(size, Image.Resampling.BILINEAR, box=box)
 
@@ -161,7 +174,7 @@ def by_torchcodec(data, box, size):
     return Image.fromarray(decode_image(data).permute(1, 2, 0).numpy()).resize(size, box=box)
 
 
-FIRST, SMALL = "crop (40, 40, 600, 440) as (70, 50)", "crop (80, 0, 640, 480) as (180, 120)"
+FIRST, SMALL = "crop (40, 40, 600, 440) of 640 x 480 as (70, 50)", "crop (80, 0, 640, 480) of 640 x 480 as (180, 120)"
 
 
 @pytest.mark.parametrize(
@@ -170,8 +183,14 @@ FIRST, SMALL = "crop (40, 40, 600, 440) as (70, 50)", "crop (80, 0, 640, 480) as
         (whole_first, f"{FIRST}: right, but all 640 x 480 pixels were decoded, and 80 x 60 are needed"),
         (scaled(1.3), f"{FIRST}: right, but 160 x 120 pixels were decoded, and 80 x 60 are needed: take the smallest"),
         (scaled(0.5), f"{SMALL}: 160 x 120 pixels were decoded, and 240 x 180 are needed: the crop was enlarged"),
-        (cropped_to_whole_pixels, "crop (300, 100, 460, 420) as (60, 80): the edges of `box` were rounded: give"),
-        (partial(cropped_to_whole_pixels, whole=int), "crop (300, 100, 460, 420) as (60, 80): the edges of `box` were"),
+        (
+            cropped_to_whole_pixels,
+            "crop (300, 100, 460, 420) of 640 x 480 as (60, 80): the edges of `box` were rounded: give",
+        ),
+        (
+            partial(cropped_to_whole_pixels, whole=int),
+            "crop (300, 100, 460, 420) of 640 x 480 as (60, 80): the edges of `box` were",
+        ),
         (height_for_width, f"{FIRST}: ValueError: box can't exceed original image size; simplejpeg's header begins"),
         (cropped_unscaled, f"{FIRST}: this is another part of the photo: `box` counts pixels of the full one"),
         (
@@ -179,6 +198,19 @@ FIRST, SMALL = "crop (40, 40, 600, 440) as (70, 50)", "crop (80, 0, 640, 480) as
             f"{FIRST}: it is 50 wide and 70 high: `size` is (width, height)",
         ),
         (lambda data, box, size: whole_first(data, box, (9, 9)), f"{FIRST}: the shape is (9, 9, 3), not (50, 70, 3)"),
+        (scaled(), "crop (1, 0, 801, 600) of 801 x 600 as (88, 66): ValueError: box can't exceed original image size"),
+        (
+            partial(by_two_factors, whole=int),
+            "crop (0, 0, 799, 600) of 800 x 600 as (100, 75): 100 x 75 pixels were decoded, and 200 x 150 are needed",
+        ),
+        (
+            partial(by_two_factors, sides=("width",)),
+            "crop (0, 200, 640, 300) of 640 x 480 as (80, 60): 80 x 60 pixels were decoded, and 400 x 300 are needed",
+        ),
+        (
+            partial(by_two_factors, picked=Image.Resampling.NEAREST),
+            "crop (80, 0, 640, 480) of 640 x 480 as (180, 120): pixels were picked, not averaged",
+        ),
         (by_torchcodec, f"{FIRST}: decode with simplejpeg or Pillow; the check counts the pixels of these two"),
     ],
 )
@@ -264,6 +296,10 @@ STAY = "factor and offset stay on the CPU when the module moves: keep them by `r
         (by(lambda batch, mean, std: v2.functional.normalize(batch / 255, [*MEAN], [*STD])), THREE),
         (by(lambda batch, mean, std: folded_on(batch, mean, std)[0]), "the shape is (3, 3, 3), not (3, 3, 3, 3)"),
         (by(lambda batch, mean, std: batch.numpy()), "a ndarray came back; return a tensor"),
+        (
+            lambda mean, std: Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            "with a mean and std of (0.5, 0.5, 0.5), it still takes ImageNet's",
+        ),
         (partial(Normalize, kept="anew"), "each call makes tensors of mean and std anew"),
         (partial(Normalize, kept="attributes"), STAY),
         (partial(Normalize, kept="copied"), STAY),

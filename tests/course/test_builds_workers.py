@@ -55,7 +55,10 @@ class TestCores:
             ("cores = min(cores, int(quota) // int(period))", "cores = int(quota) // int(period)", "affinity limits"),
             ("max(1, cores // n_ranks)", "cores // n_ranks", "half a core still needs one worker"),
             ("max(1, cores // n_ranks)", "max(1, cores) // n_ranks", "with more ranks than cores, each still needs"),
-            ("cores // n_ranks", "cores", "the ranks of a node share its cores"),
+            ("cores // n_ranks", "cores", "ranks share what the quota leaves"),
+            ("cores // n_ranks", "round(cores / n_ranks)", "round down: four ranks of two workers"),
+            ("int(quota) // int(period)", "round(int(quota) / int(period))", "3.5 cores keep three workers busy"),
+            ("len(affinity)", "max(affinity) + 1", "gave 9, and 5 is right"),
             ("max(1, cores // n_ranks)", "max(1, cores / n_ranks)", "workers are whole"),
         ],
     )

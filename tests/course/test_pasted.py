@@ -911,7 +911,7 @@ class TestIndexedTar:
     def test_a_saved_index_is_read_again_until_the_tar_changes(self, tmp_path, monkeypatch):
         odd = os.fsdecode(b"\xff.png")
         path, saved = make_tar(tmp_path / "a.tar", [member(odd, b"odd")]), tmp_path / "index.json"
-        IndexedTar, scan, n_scans = pasted(self.STEM)["IndexedTar"], tarfile.open, []  # noqa: N806
+        IndexedTar, scan, n_scans = pasted(self.STEM)["IndexedTar"], tarfile.open, []
         monkeypatch.setattr(tarfile, "open", lambda *given: n_scans.append(given) or scan(*given))
         assert [IndexedTar(path, saved).read(odd) for _ in range(3)] == [b"odd"] * 3
         assert len(n_scans) == 1

@@ -340,7 +340,7 @@ def test_a_freed_block_goes_to_its_own_streams_next_request(slow):
 
 
 def test_a_tensor_of_the_host_has_no_stream_to_record(slow):
-    with pytest.raises(NotImplementedError, match="aten::record_stream.*'CPU' backend"):
+    with pytest.raises(NotImplementedError, match=r"aten::record_stream.*'CPU' backend"):
         torch.zeros(1).record_stream(torch.cuda.current_stream())
 
 

@@ -17,7 +17,7 @@ import labkit as lk
 from labkit import course
 from labkit.util.arguments import max_file_bytes
 from labkit.util.machine import install_command
-from labkit.util.process import rank_and_world_size
+from labkit.util.ranks import rank_and_world_size
 from tests.image_files import write_pictures
 from tests.paths import REPO
 

@@ -16,7 +16,7 @@ from labkit.watching.loaders import LoaderTraits
 
 @pytest.fixture
 def cores(monkeypatch):
-    return lambda count: monkeypatch.setattr(advice, "usable_cores", lambda: count)
+    return lambda count: monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: count)
 
 
 def loader_of(n_samples=120, **options):

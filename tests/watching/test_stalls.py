@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import labkit as lk
 from labkit.errors import CannotDiagnose
 from labkit.measure import usage
-from labkit.watching import advice, diagnose as loop
+from labkit.watching import diagnose as loop
 from labkit.watching.loaders import Control, torch_loader
 from labkit.watching.replay import Steps
 from labkit.watching.report import SHARES
@@ -29,7 +29,7 @@ from tests.watching.trained import optimizer, train, watched_while
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(advice, "usable_cores", lambda: 2)
+    monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 2)
     return stopped_time(monkeypatch)
 
 
@@ -84,7 +84,7 @@ def end():
 @pytest.mark.parametrize("how", ["observed", "diagnosed"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
-    monkeypatch.setattr(advice, "usable_cores", lambda: 2)
+    monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 2)
     (stalls, rung), clock = KNOWN[name], RealClock()
     loader, step = stalls.loader_and_step(clock)
     stopwatch = Stopwatch(step)

@@ -496,7 +496,7 @@ class TestRanks:
     @pytest.mark.parametrize(("other", "n_workers"), [({0}, 4), ({1}, 8)])
     def test_of_mp_spawn_are_advised_the_cores_that_each_has_for_itself(self, report, monkeypatch, other, n_workers):
         """No variable of the environment tells them how many they are."""
-        monkeypatch.setattr("labkit.watching.advice.usable_cores", lambda: 8)
+        monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 8)
         costs = Costs(**dict.fromkeys(Costs.__dataclass_fields__, 0.0) | {
             "step": 0.01, "prepare": 0.2, "together": 0.21, "making": 0.2,
         })  # fmt: skip
