@@ -110,8 +110,8 @@ def scaled_decode(answer: Callable[[bytes, Any, Any], Any]) -> None:
                 found = np.asarray(answer(data, box, size))
             except ValueError as error:
                 hint = (
-                    "simplejpeg's header begins with the height, `size` and `box` with the width; sides are rounded up, so "
-                    "width and height shrink by different factors"
+                    "simplejpeg's header begins with the height, `size` and `box` with the width; sides are rounded "
+                    "up, so width and height shrink by different factors"
                 )
                 raise AssertionError(f"{asked}: ValueError: {error}; {hint}") from error
         is_turned = found.ndim == 3 and found.shape[:2] == size and found.shape[:2] != size[::-1]

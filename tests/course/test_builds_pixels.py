@@ -209,7 +209,7 @@ FIRST, SMALL = "crop (40, 40, 600, 440) of 640 x 480 as (70, 50)", "crop (80, 0,
         ),
         (
             partial(by_two_factors, picked=Image.Resampling.NEAREST),
-            "crop (80, 0, 640, 480) of 640 x 480 as (180, 120): pixels were picked, not averaged",
+            "crop (300, 100, 460, 420) of 640 x 480 as (60, 80): pixels were picked, not averaged",
         ),
         (by_torchcodec, f"{FIRST}: decode with simplejpeg or Pillow; the check counts the pixels of these two"),
     ],
