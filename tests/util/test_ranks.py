@@ -89,8 +89,8 @@ class TestLaunchers:
             {"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "-1", "WORLD_SIZE": "8"}, {"RANK": "one", "WORLD_SIZE": "8"},
             {"RANK": "1"}, {"WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": ""}, {"LOCAL_RANK": "0"},
             {**TORCHRUN, "LOCAL_RANK": "4"}, {**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, {**TORCHRUN, "RANK": "0"},
-            {**STEP, "SLURM_PROCID": "20"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": ""},
-            {**LIGHTNING, "LOCAL_RANK": "4"}, {**LIGHTNING, "NODE_RANK": "1"},
+            {**STEP, "SLURM_PROCID": "20"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+            {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": ""}, {**LIGHTNING, "LOCAL_RANK": "4"}, {**LIGHTNING, "NODE_RANK": "1"},
         ],
     )  # fmt: skip
     def test_senseless_variables_count_as_none(self, environment):

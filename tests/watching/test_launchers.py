@@ -22,7 +22,7 @@ class Numbers(torch.utils.data.Dataset):
         return torch.zeros(8)
 
 def start_the_others(n_ranks):  # as Lightning's launcher does
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", NODE_RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(n_ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", NODE_RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(n_ranks))
     name = os.path.abspath(sys.argv[0])
     command = [sys.executable, *(["-m", __spec__.name] if __spec__ else [name]), *sys.argv[1:]]
     return [subprocess.Popen(command, env={**os.environ, "LOCAL_RANK": str(n)}) for n in range(1, n_ranks)]
@@ -82,20 +82,26 @@ def mpi_process(rank: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()}
 
 
-LINES_OF_ONES_OWN = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+def own_lines(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def lines_in_a_step(rank: int) -> dict[str, str]:
+    return slurm_task(rank) | own_lines(rank)
+
+
 SHELL = ["bash", "-c", '"$@"; exit $?', "bash"]  # which lies between srun and the script
 
 
 @pytest.mark.parametrize(
     ("before", "of_rank"),
     [
-        ([], slurm_task),
-        (SHELL, slurm_task),
-        (SHELL, lambda rank: {**slurm_task(rank), **LINES_OF_ONES_OWN, "RANK": str(rank)}),
-        ([], mpi_process),
-        ([], lambda rank: {**LINES_OF_ONES_OWN, "RANK": str(rank)}),
+        pytest.param([], slurm_task, marks=pytest.mark.exhaustive, id="srun"),
+        pytest.param(SHELL, slurm_task, id="srun, a shell between"),
+        pytest.param(SHELL, lines_in_a_step, marks=pytest.mark.exhaustive, id="own lines in a step"),
+        pytest.param([], mpi_process, marks=pytest.mark.exhaustive, id="mpirun"),
+        pytest.param([], own_lines, marks=pytest.mark.exhaustive, id="own lines"),
     ],
-    ids=["srun", "srun, a shell between", "own lines in a step", "mpirun", "own lines"],
 )
 def test_ranks_report_once_and_no_file_is_overwritten(tmp_path, environment, before, of_rank):
     environments = [environment | of_rank(rank) for rank in (0, 1)]
@@ -104,10 +110,12 @@ def test_ranks_report_once_and_no_file_is_overwritten(tmp_path, environment, bef
     assert said[0].count("ranks  ") == 1
     found = json.loads((tmp_path / "found.json").read_text())
     assert sorted(row["rank"] for row in found["ranks"]) == [0, 1]
-    assert {row["n_batches"] for row in found["ranks"]} == {20}
+    assert {row["n_batches"] for row in found["ranks"]} == {16}  # of 20, without the first ones
 
 
-@pytest.mark.parametrize("program", [["train.py"], ["-m", "train"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "program", [["train.py"], pytest.param(["-m", "train"], marks=pytest.mark.exhaustive)], ids=["script", "module"]
+)
 def test_ranks_that_the_first_one_starts_are_watched_too(tmp_path, environment, program):
     """Lightning's launcher starts plain `python train.py`, with arguments."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -121,13 +129,11 @@ def test_ranks_that_the_first_one_starts_are_watched_too(tmp_path, environment, 
     assert not list(tmp_path.glob("labkit-watch-*"))
 
 
+@pytest.mark.exhaustive
 def test_other_processes_that_a_script_starts_run_as_they_are(tmp_path, environment):
     (tmp_path / "other.py").write_text("import sys; print('labkit' in sys.modules)")
-    starts = "\nimport subprocess; print(subprocess.run([sys.executable, 'other.py'], env={**os.environ, 'LOCAL_RANK': '1'}))"
-    (tmp_path / "train.py").write_text(SCRIPT + f"{starts}\n")
+    starts = "subprocess.run([sys.executable, 'other.py'], env={**os.environ, 'LOCAL_RANK': '1'})"
+    (tmp_path / "train.py").write_text(f"{SCRIPT}    {starts}\n")
     done = subprocess.run([*WATCH, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "False\n" in done.stdout
-    assert (
-        "ranks" not in json.loads((tmp_path / "found.json").read_text())
-        or not json.loads((tmp_path / "found.json").read_text())["ranks"]
-    )
+    assert not json.loads((tmp_path / "found.json").read_text()).get("ranks")
