@@ -708,7 +708,7 @@ def read_shards(
     has none, the text in its `.txt`, as img2dataset writes them; or else what its `.json` holds, where a list of
     numbers is a vector. Texts and what else are no numbers need `collate_fn=lk.collate`: torch's own takes it apart.
 
-    Ranks (`torchrun`'s, or `torch.distributed`'s) and their workers share the shards: every sample comes exactly once
+    The ranks of a training, whatever launched them, and their workers share the shards: every sample comes exactly once
     per epoch. Ranks may have different numbers of them, and with DistributedDataParallel one would wait for another
     forever: set `samples_per_rank`, or wrap the loop in `torch.distributed.algorithms.join.Join`::
 

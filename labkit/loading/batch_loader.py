@@ -106,7 +106,7 @@ class BatchLoader(Labeled, Resumable):
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. torch's random samplers without a generator of their own draw by (seed, epoch).
-            With one of these, or without a sampler, the ranks that torchrun or `torch.distributed` started share out
+            With one of these, or without a sampler, the ranks of a training, whatever launched them, share out
             each epoch as `DistributedSampler` does: each has as many images, of which some may come a second time.
         batch_sampler: Gives the indices of each batch instead. A `BucketBatchSampler`, whose batches have several
             shapes, goes with `lk.ImageDataset(buckets=)` and `lk.make_loader`.

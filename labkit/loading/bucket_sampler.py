@@ -75,8 +75,8 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         shuffle: A new order of images and of batches each epoch. False: bucket by bucket, in the order of the rows.
         seed: The order depends only on (seed, epoch). Each pass is the next epoch, unless `set_epoch` is called: with
             several ranks, call it before each epoch. The loaders of `make_loader` and accelerate do.
-        rank, world_size: Of this process. Default: those of `torchrun`'s environment, or of `torch.distributed`, when
-            an epoch begins. Each rank gets every `world_size`-th batch. All get equally many batches, but in one step
+        rank, world_size: Of this process. Default: those that `torch.distributed` or the launcher tells when an epoch
+            begins. Each rank gets every `world_size`-th batch. All get equally many batches, but in one step
             two ranks may have different shapes.
 
     Each image comes exactly once an epoch, over all ranks: a bucket's last images make a smaller batch, and where the

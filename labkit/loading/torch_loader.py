@@ -50,7 +50,7 @@ class LoaderConfig:
 
     Args:
         batch_size: Images in a batch.
-        num_workers: Worker processes. None: one per usable core, shared among the ranks that torchrun starts here.
+        num_workers: Worker processes. None: one per usable core, shared among the ranks on this machine.
         prefetch_factor: Batches that each worker keeps ready. None: torch's default, 2.
         persistent_workers: Keep the workers between epochs. None: yes.
         pin_memory: Page-locked batches, for copies that overlap. None: where CUDA is available.
@@ -167,8 +167,8 @@ def make_loader(
 
     Returns:
         A `Loader`. It yields what `collate_fn` makes, by default tensors of shape (batch_size, ...). Without `sampler`
-        and `batch_sampler`, or with one of the three samplers that draw by the loader's seed, the ranks that torchrun
-        or `torch.distributed` started share out each epoch as torch's `DistributedSampler` does: each has as many
+        and `batch_sampler`, or with one of the three samplers that draw by the loader's seed, the ranks of a
+        training, whatever launched them, share out each epoch as torch's `DistributedSampler` does: each has as many
         samples, of which some may come a second time.
 
     >>> dataset = lk.ImageDataset("photos", transform=lk.make_augment("light"))

@@ -160,7 +160,7 @@ def advise(
 
     Args:
         in_line_s: Seconds per batch that training waits for one while a later one is ready.
-        n_sharing: Processes of the training that share the cores, as far as torchrun's variables do not say so.
+        n_sharing: Processes of the training that share the cores, as far as their launcher does not say so.
         most_workers: That there is room for; None: any number.
         slowest: The line that the making of a batch spends most of its time in, if that is known.
     """
