@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit.errors import CannotRun, NothingSeen
 from labkit.measure.usage import core_time, descendants, tree_cpu_s
 from labkit.util.process import note_unknown_class
+from labkit.util.ranks import find_ranks
 from labkit.watching.accounts import EpochFigures, describe_nothing, find_accounts
 from labkit.watching.hooks import Change, Hooks
 from labkit.watching.lines import LineSampler
@@ -435,10 +436,12 @@ class _Finish:
             self.status = OVER_BUDGET if said else 0
 
     def _save(self, report: "WatchReport") -> None:
+        rank = find_ranks(self._children.environment).rank
+        end = f"-rank{rank}" if rank else ""  # of another machine, which may share the folder
         for path, write in ((self._options.json, report.save_json), (self._options.html, report.save_html)):
             if path:
                 try:
-                    self._terminal.tell(f"wrote {write(path)}")
+                    self._terminal.tell(f"wrote {write(Path(path).with_stem(f'{Path(path).stem}{end}'))}")
                 except Exception as error:
                     why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                     self._terminal.tell(f"cannot write {path}: {why}")

@@ -113,6 +113,16 @@ def test_ranks_report_once_and_no_file_is_overwritten(tmp_path, environment, bef
     assert {row["n_batches"] for row in found["ranks"]} == {16}  # of 20, without the first ones
 
 
+@pytest.mark.exhaustive
+def test_each_machine_writes_files_of_its_own(tmp_path, environment):
+    """Of two tasks on two machines that share the folder, one on each."""
+    here = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+    one_each = [slurm_task(rank) | here | {"SLURM_NODEID": str(rank)} for rank in (0, 1)]
+    said = started_by_one([[*WATCH, "train.py"]] * 2, [environment | each for each in one_each], tmp_path)
+    assert ["wrote " in each for each in said] == [True, True]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["found-rank1.json", "found.json"]
+
+
 @pytest.mark.parametrize(
     "program", [["train.py"], pytest.param(["-m", "train"], marks=pytest.mark.exhaustive)], ids=["script", "module"]
 )
