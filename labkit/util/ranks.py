@@ -22,8 +22,8 @@ from functools import cache
 from labkit.util.machine import core_limits, usable_cores
 from labkit.util.process import warn_caller
 
-LIGHTNING, SLURM, OWN_LINES = "Lightning's launcher", "Slurm", "RANK and WORLD_SIZE"
-_SCHEDULERS = (SLURM, "Open MPI", "MPICH")  # they also start processes that have nothing to do with one another
+LIGHTNING, SLURM, OPEN_MPI, OWN_LINES = "Lightning's launcher", "Slurm", "Open MPI", "RANK and WORLD_SIZE"
+_SCHEDULERS = (SLURM, OPEN_MPI, "MPICH")  # they also start processes that have nothing to do with one another
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _lightning(environment: Mapping[str, str]) -> Ranks | None:
 
 def _open_mpi(environment: Mapping[str, str]) -> Ranks | None:
     names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    return _of_numbers("Open MPI", environment, *names)
+    return _of_numbers(OPEN_MPI, environment, *names)
 
 
 def _mpich(environment: Mapping[str, str]) -> Ranks | None:

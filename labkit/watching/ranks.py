@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.measure.usage import children
 from labkit.util.files import write_atomic
-from labkit.util.ranks import LIGHTNING, OWN_LINES, SLURM, Ranks, find_ranks
+from labkit.util.ranks import LIGHTNING, OPEN_MPI, OWN_LINES, SLURM, Ranks, find_ranks
 from labkit.watching.advice import MIN_SHARE, advise, slowest_line
 from labkit.watching.linux import read_text, state_of
 from labkit.watching.loaders import LoaderTraits, rounded
@@ -54,12 +54,16 @@ def combine_ranks(report: WatchReport, environment: Mapping[str, str] = os.envir
     return combine("rank", [(found.rank, report), *others], note, report.command)
 
 
-_OF_A_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+def _start(found: Ranks, environment: Mapping[str, str]) -> tuple[tuple[str, ...], str] | None:
+    """Names of the variables that all ranks of one start share, and of one that differs; None: their parent tells.
 
-
-def _is_of_step(found: Ranks, environment: Mapping[str, str]) -> bool:
-    """Whether `srun` started the ranks. A shell may lie between it and each of them."""
-    return found.launcher in (SLURM, OWN_LINES) and "SLURM_STEP_ID" in environment
+    A shell may lie between these launchers and each rank.
+    """
+    if found.launcher in (OPEN_MPI, OWN_LINES) and {"OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"} <= set(environment):
+        return ("PMIX_NAMESPACE",), "PMIX_RANK"
+    if found.launcher in (SLURM, OWN_LINES) and "SLURM_STEP_ID" in environment:
+        return ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"), "SLURM_LOCALID"
+    return None
 
 
 def _parent(found: Ranks) -> int:
@@ -77,8 +81,8 @@ def _meeting_place(found: Ranks, environment: Mapping[str, str]) -> Path | None:
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     started = read_text(f"/proc/{parent}/stat").rpartition(")")[2].split()[19:20]  # see proc(5)
     key = "-".join([str(parent), *started])
-    if _is_of_step(found, environment):
-        key = "-".join(environment.get(name, "") for name in _OF_A_STEP)
+    if start := _start(found, environment):
+        key = "-".join(environment.get(name, "") for name in start[0])
     elif found.launcher != LIGHTNING:  # which sets them after the first has begun
         key = "-".join([key, *(environment.get(name, "") for name in names)])
     user = os.getuid()
@@ -107,13 +111,11 @@ def _gather(folder: Path, n_others: int, others_run: Callable[[], bool]) -> list
 
 def _others_run(found: Ranks, environment: Mapping[str, str]) -> bool:
     """Whether other ranks of this start still run on this machine."""
-    if _is_of_step(found, environment):
-        of_step = {name: environment.get(name, "") for name in _OF_A_STEP}
-        every = map(_environment_of, filter(str.isdigit, os.listdir("/proc")))
-        own = environment.get("SLURM_LOCALID")
+    if start := _start(found, environment):
+        shared, own = {name: environment.get(name, "") for name in start[0]}, environment.get(start[1])
         return any(
-            each.get("SLURM_LOCALID", own) != own and all(each.get(name, "") == of_step[name] for name in _OF_A_STEP)
-            for each in every
+            each.get(start[1], own) != own and all(each.get(name, "") == value for name, value in shared.items())
+            for each in map(_environment_of, filter(str.isdigit, os.listdir("/proc")))
         )
     parent = _parent(found)
     if found.launcher == LIGHTNING and parent == os.getpid():

@@ -79,7 +79,8 @@ def slurm_task(rank: int) -> dict[str, str]:
 
 def mpi_process(rank: int) -> dict[str, str]:
     own = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
-    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()}
+    pmix = {"PMIX_NAMESPACE": str(os.getpid()), "PMIX_RANK": str(rank)}
+    return pmix | {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()}
 
 
 def own_lines(rank: int) -> dict[str, str]:
@@ -99,7 +100,7 @@ SHELL = ["bash", "-c", '"$@"; exit $?', "bash"]  # which lies between srun and t
         pytest.param([], slurm_task, marks=pytest.mark.exhaustive, id="srun"),
         pytest.param(SHELL, slurm_task, id="srun, a shell between"),
         pytest.param(SHELL, lines_in_a_step, marks=pytest.mark.exhaustive, id="own lines in a step"),
-        pytest.param([], mpi_process, marks=pytest.mark.exhaustive, id="mpirun"),
+        pytest.param(SHELL, mpi_process, marks=pytest.mark.exhaustive, id="mpirun, a shell between"),
         pytest.param([], own_lines, marks=pytest.mark.exhaustive, id="own lines"),
     ],
 )
