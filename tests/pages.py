@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tests.paths import REPO
 
-_WITHOUT_CODE = ("index", "api", "records", "symptoms")
+_WITHOUT_CODE = ("index", "api", "symptoms")
 README, GUIDE = REPO / "README.md", REPO / "notebooks" / "guide"
 PAGES = sorted(set(GUIDE.glob("*.md")) - {GUIDE / f"{name}.md" for name in _WITHOUT_CODE})
 TEXTS = {path.stem: path for path in [README, *PAGES]}
-FRAMEWORKS = TEXTS["frameworks"]  # whose blocks tests/frameworks runs
+FRAMEWORKS = TEXTS["trainers"]  # whose blocks tests/frameworks runs
 SYMPTOM_INDEX = GUIDE / "symptoms.md"
 SYMPTOMS = {path.stem: path for path in sorted(SYMPTOM_INDEX.with_suffix("").glob("*.md"))}
 

@@ -152,7 +152,7 @@ class TestTypes:
         return [(name.rpartition(os.sep)[2], int(line), message) for name, line, message in found]
 
     def test_scripts_of_the_readme_and_the_pages_are_right(self, findings):
-        assert {block.page for block in scripts()} >= {"comparing", "waiting", "training"}
+        assert {block.page for block in scripts()} >= {"compare_and_plan", "start", "faster_loaders"}
         assert [finding for finding in findings if finding[0].startswith("right")] == []
 
     def test_each_mistake_is_found_at_its_line(self, findings):

@@ -18,11 +18,11 @@ from torchvision.transforms.v2 import functional as F
 
 import labkit as lk
 from labkit.loading.crops import flips, random_crops, uniforms
-from labkit.loading.seeding import RandomSources, derived_seed
+from labkit.loading.seeding import RandomSources
 from tests.pages import TEXTS, blocks
 
-TITLES = re.findall(r"^\*\*([^*]+?)\.?\*\*(?:(?!^\*\*).)*?^```python$", TEXTS["projects"].read_text(), re.S | re.M)
-IMPORTS, *BLOCKS = [block.text for block in blocks(TEXTS["projects"], "python")]
+TITLES = re.findall(r"^\*\*([^*]+?)\.?\*\*(?:(?!^\*\*).)*?^```python$", TEXTS["recipes"].read_text(), re.S | re.M)
+IMPORTS, *BLOCKS = [block.text for block in blocks(TEXTS["recipes"], "python")]
 JOBS = dict(zip(TITLES, BLOCKS, strict=True))
 
 STEPS = v2.Compose([v2.PILToTensor(), v2.Resize(256), v2.CenterCrop(224)])
@@ -154,13 +154,6 @@ def pairs(target):
     return plain
 
 
-def of_predictions(project, names, loader):
-    rows = [(STEPS(project.pil[key]), 0, key) for key in VAL]
-    written = pd.read_csv("predicted.csv", index_col="image")["score"]
-    assert {key: image.float().mean().item() for image, _, key in rows} == pytest.approx(written.to_dict())
-    return rows, 0
-
-
 def letterboxed(photo, size, gray=114):
     """The whole photo on gray; its scales and its place, as (x, y)."""
     scale = min(size[0] / photo.height, size[1] / photo.width)
@@ -188,100 +181,49 @@ def of_albumentations(project, names, loader):
     return drawn(cropped, recipe)
 
 
-def of_buckets(project, names, loader):
-    def cover(photo):
-        aspect = photo.width / photo.height
-        width, height = min(names["buckets"].shapes, key=lambda shape: abs(shape[0] / shape[1] - aspect))
-        scale = max(width / photo.width, height / photo.height)
-        resized = photo.resize([int(side * scale + 0.5) for side in photo.size], Image.Resampling.BILINEAR)
-        left, top = (resized.width - width) // 2, (resized.height - height) // 2
-        return F.pil_to_tensor(resized.crop((left, top, left + width, top + height)))
-
-    return [(cover(photo), LABELS[key]) for key, photo in project.pil.items()], 1
-
-
-def of_views(project, names, loader):
-    """Of the small views some are decoded at half their size, which torchvision does not."""
-    both = [training(scale=(0.25, 1), seed=seed)(project, names, loader)[0] for seed in (0, derived_seed(0, 1))]
-    [(crops, labels)] = loader
-    assert [crop.shape[2:] for crop in crops] == [(224, 224)] * 2 + [(96, 96)] * 8
-    names["loader"] = [(crop, labels) for crop in crops[:2]]
-    return both[0] + both[1], 1
-
-
 def of_weights(project, names, loader):
     labels = torch.cat([labels for _ in range(30) for _, labels in loader])
     assert (abs(labels.bincount() - 120) < 4 * (360 * 1 / 3 * 2 / 3) ** 0.5).all()  # four standard deviations
 
 
-def of_part(project, names, loader):
-    assert len(names["first"][0]) == 4
-    names["loader"] = [names["first"], *loader]
-    photos = list(project.photos.values())
-    return drawn(photos[::2], names["part"].dataset.transform, {key: LABELS[key] for key in KEYS[::2]})
+def of_albumentations_pairs(project, names, loader):
+    """Photo and mask through the pipeline, which is the data set's `compose`, seeded as labkit's loaders seed it."""
+    rows, sources = [], RandomSources(names["compose"])
+    for index, (key, photo) in enumerate(project.photos.items()):
+        sources.seed(0, loader.epoch, index)
+        pixels = np.ascontiguousarray(photo.permute(1, 2, 0))
+        both = names["compose"](image=pixels, mask=project.mask[key].numpy())
+        rows.append((both["image"], both["mask"]))
+    return rows, 0
 
 
-def of_resumed(project, names, loader):
-    assert len(names["first"][0]) == 4
-    names["loader"] = [names["first"], *loader]
-    return training()(project, names, lk.BatchLoader("photos"))
-
-
-def of_rows(project, names, loader):
-    names["loader"] = [(batch["image"], batch["label"]) for batch in loader]
-    return whole()(project, names, loader)
-
-
-def of_mixing(project, names, targets):
-    assert names["images"].is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(targets.sum(1), torch.ones(len(KEYS)))
-    assert names["loss"].isfinite()
+def of_albumentations_boxes(project, names, loader):
+    rows, sources = [], RandomSources(names["compose"])
+    for index, (key, photo) in enumerate(project.photos.items()):
+        sources.seed(0, loader.epoch, index)
+        pixels, boxes = np.ascontiguousarray(photo.permute(1, 2, 0)), project.boxes[key].astype(np.float32)
+        found = names["compose"](image=pixels, bboxes=boxes, labels=np.arange(3))
+        corners = torch.as_tensor(found["bboxes"], dtype=torch.float32)
+        numbers = torch.as_tensor(found["labels"], dtype=torch.int64)
+        rows.append((found["image"], {"boxes": corners, "labels": numbers}))
+    return rows, 0
 
 
 PLAIN = {
-    "Fine-tune on a folder": {"train": training(), "val": whole({key: LABELS[key] for key in VAL})},
-    "Labels from a CSV": {
+    "Masks with Albumentations": of_albumentations_pairs,
+    "Boxes with Albumentations": of_albumentations_boxes,
+    "Masks with v2": pairs(lambda project, key: project.mask[key]),
+    "Boxes with v2": of_boxes,
+    "A folder for each class": {"train": training(), "val": whole({key: LABELS[key] for key in VAL})},
+    "A table, with its split": {
         "train": training(of_table("label", SICK.index)),
         "val": whole(lambda project, _: project.rest),
     },
     "Several labels for each image": training(of_table(TAGS, lambda row: torch.tensor(row.tolist()))),
-    "Regression": training(of_table("age", lambda age: torch.tensor(float(age)))),
-    "Labels from names": training(),
-    "Captions": lambda project, names, loader: drawn(
-        project.photos.values(), names["photos"].transform, {key: project.table.loc[key, "caption"] for key in KEYS}
-    ),
-    "Predictions with the names of the files": of_predictions,
-    "Masks": pairs(lambda project, key: project.mask[key]),
-    "Boxes": of_boxes,
-    "Depth": pairs(lambda project, key: tv_tensors.wrap(project.depth[key] / 1000, like=project.depth[key])),
-    "Keypoints": pairs(lambda project, key: project.points[key]),
-    "Gray of 16 bits": lambda project, names, loader: drawn(
-        [project.depth[KEYS[-1]].as_subclass(torch.Tensor) / 65535], names["scans"].transform, {"lung": 0}
-    ),
-    "As torchvision's models are evaluated": whole(VAL_LABELS, ResNet50_Weights.IMAGENET1K_V2.transforms(), ONE),
-    "As timm's models are evaluated": whole(VAL_LABELS, OF_TIMM, at_most=2),
-    "Letterbox": whole(VAL_LABELS, lambda photo: letterboxed(photo, (480, 640))[0], 1),
-    "Albumentations": of_albumentations,
-    "torchvision's v2": lambda project, names, loader: drawn(project.photos.values(), names["recipe"]),
-    "timm's, and others of PIL images": lambda project, names, loader: drawn(project.pil.values(), names["recipe"]),
-    "Crops that are not square": training(size=(160, 320), ratio=(1.5, 2.5)),
-    "Photos of their own sizes": whole(steps=F.pil_to_tensor),
-    "Buckets": of_buckets,
-    "Two views, or many": of_views,
-    "Classes of the same weight": of_weights,
     "Folds": {"train": training(), "val": whole(lambda _, names: {key: LABELS[key] for key in names["val"].keys})},
-    "A part, shuffled, that resumes": of_part,
-    "A training that goes on after a crash": of_resumed,
-    "Five seeds": training(seed=4),
-    "A tar, shards, a server": dict.fromkeys(["tar", "shards"], whole()),
-    "To shards, or to pixels": {
-        "pixels": whole(at_most=1),
-        "shards": lambda project, names, loader: drawn(project.photos.values(), names["steps"]),
-    },
-    "In memory": whole(),
-    "Hugging Face": of_rows,
-    "Parquet": whole(),
-    "MixUp, mixed precision, channels last": {"targets": of_mixing},
+    "Rare classes as often as common ones": of_weights,
+    "Albumentations in threads": of_albumentations,
+    "Evaluation as torchvision does it": whole(VAL_LABELS, ResNet50_Weights.IMAGENET1K_V2.transforms(), ONE),
 }
 
 

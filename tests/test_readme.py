@@ -25,10 +25,10 @@ from tests.timing import leave_memory_out
 
 EVERY = [(name, command) for name, path in TEXTS.items() for command in commands(path)]
 LINKED = TEXTS | SYMPTOMS | {"symptoms": SYMPTOM_INDEX}
-OWN_TESTS = ("README", "projects", "frameworks")
+OWN_TESTS = ("README", "recipes", "trainers")
 NAMES = set(COMMANDS)
 PLACES = {"FOLDER": "made", "SOURCE": "photos", "FILE": "made.pixels", "TABLE": "sizes.csv", "COUNT": "2"}
-[TRAIN] = [block.text for block in blocks(TEXTS["training"], "python") if "# train.py" in block.text]
+[TRAIN] = [block.text for block in blocks(TEXTS["faster_loaders"], "python") if "# train.py" in block.text]
 OF_TORCH = """torch.utils.data.DataLoader(
     lk.ImageDataset(store, transform=lk.make_augment("light", "v2", part="geometry")), batch_size=2)"""
 
@@ -36,7 +36,6 @@ OF_TORCH = """torch.utils.data.DataLoader(
 class TestText:
     def test_the_two_commands_are_those_of_ci(self):
         [first] = [block for block in blocks(README, "") if "pip install" in block.text]
-        assert blocks(TEXTS["commands"], "")[0].text == first.text
         assert first.text.splitlines() == [
             'python -m pip install -e ".[test]" && python -m labkit tour', "python -m pytest",
         ]  # fmt: skip
@@ -122,7 +121,7 @@ class TestCommands:
             assert {"pip": is_installable, "pytest": has_markers}[arguments[1]](arguments[2:])
 
     def test_every_script_makes_what_the_page_says(self, place):
-        lines = [command for command in commands(TEXTS["commands"]) if "data_scripts/" in command]
+        lines = [command for command in commands(TEXTS["reference"]) if "data_scripts/" in command]
         assert {line.split()[1].partition("/")[2] for line in lines} == {path.name for path in SCRIPTS.glob("*.py")}
         with tarfile.open("x.tar", "w") as tar:
             tar.add(place / "photos", "photos")
@@ -134,12 +133,16 @@ class TestCommands:
             assert result.exit_code == 0, result.output
 
     @pytest.mark.exhaustive
-    def test_diagnose_finds_the_training_of_the_page_on_waiting(self, place, monkeypatch):
+    def test_diagnose_finds_the_training_of_the_page_on_plans(self, place, monkeypatch):
         monkeypatch.setattr("sys.path", [*sys.path])
         monkeypatch.setattr("sys.argv", [*sys.argv])
-        [training] = [block.text for block in blocks(TEXTS["waiting"], "python") if "def make_training" in block.text]
+        [training] = [
+            block.text for block in blocks(TEXTS["compare_and_plan"], "python") if "def make_training" in block.text
+        ]
         (place / "train.py").write_text(training)
-        [name] = [command.split()[-1] for command in commands(TEXTS["waiting"]) if "labkit diagnose" in command]
+        [name] = [
+            command.split()[-1] for command in commands(TEXTS["compare_and_plan"]) if "labkit diagnose" in command
+        ]
         result = invoke(main, ["diagnose", name, "--batches", "2", "--rounds", "1", "--limit", "1"])
         sys.modules.pop("train", None)
         assert result.exit_code == 0, result.output
@@ -152,7 +155,7 @@ class TestCommands:
         assert "labkit watch" in run_here(command)
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize("command", [one for one in commands(TEXTS["waiting"]) if "labkit watch -" in one])
+    @pytest.mark.parametrize("command", [one for one in commands(TEXTS["start"]) if "labkit watch -" in one])
     def test_watch_with_options(self, place, command):
         script = TRAIN.replace("lk.BatchLoader(store, size=224, batch_size=64)", OF_TORCH)
         (place / "package").mkdir()

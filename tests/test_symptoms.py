@@ -1,7 +1,7 @@
 """The pages of the guide by symptom: each script shows its symptom, and no longer does after the change of its page.
 
-A page has its blocks in this order: the script `train.py` in Python, one command or several, what they print, the
-change as a diff, what they print then. A page of sums has Python blocks alone, each with what it prints.
+A page has its blocks in this order: the change as a diff, the script `train.py` in Python that it is made to, one
+command or several, what they print before the change, and what after it. A page of sums has Python blocks alone, each with what it prints.
 """
 
 import os
@@ -108,7 +108,7 @@ class TestPages:
     def test_it_has_its_blocks_and_its_change_fits_its_script(self, name):
         path = SYMPTOMS[name]
         order = re.findall(r"^```(\w*)\n.*?^```$", path.read_text(), re.DOTALL | re.MULTILINE)
-        assert [language or "commands" for language in order[:5]] == ["python", "commands", "text", "diff", "text"]
+        assert [language or "commands" for language in order[:5]] == ["diff", "python", "commands", "text", "text"]
         before, after = versions(name)
         assert before != after
         [script, _] = after.split(f"{_CUT}\n")

@@ -5,6 +5,7 @@ stored outputs of the notebooks; no cell runs.
 """
 
 import inspect
+from pathlib import Path
 
 import labkit as lk
 
@@ -12,7 +13,7 @@ project = "labkit"
 version = release = lk.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "guide/index"
-include_patterns = ["[0-9][0-9]*.ipynb", "guide/**.md", "glossary.md"]  # not what a reader made next to them
+include_patterns = ["[0-9][0-9]*.ipynb", "guide/**.md"]  # not what a reader made next to them
 
 html_theme = "pydata_sphinx_theme"
 html_title = "labkit"
@@ -30,6 +31,26 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Items", "params_style")]
 linkcheck_timeout = 20  # seconds
 suppress_warnings = ["misc.highlighting_failure"]  # `%timeit` and `!pip` are no Python
+
+
+# Addresses of pages that are no more, and where their contents are.
+MOVED = {
+    "glossary": "guide/reference", "guide/commands": "guide/reference", "guide/comparing": "guide/compare_and_plan",
+    "guide/frameworks": "guide/trainers", "guide/peers": "guide/faster_loaders", "guide/photos": "guide/reference",
+    "guide/planning": "guide/compare_and_plan", "guide/projects": "guide/recipes", "guide/records": "guide/reference",
+    "guide/reliability": "guide/reference", "guide/training": "guide/faster_loaders", "guide/waiting": "guide/start",
+    "guide/watch_json": "guide/reference",
+}  # fmt: skip
+
+
+def _lead_on(app, error: Exception | None) -> None:
+    """Write a page at each old address that leads to the new one."""
+    for old, new in MOVED.items() if error is None else ():
+        target = f"{'../' * old.count('/')}{new}.html"
+        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={target}"><a href="{target}">Moved</a>\n'
+        path = Path(app.outdir) / f"{old}.html"
+        if not path.exists():
+            path.write_text(page)
 
 
 def _api_page() -> str:
@@ -53,3 +74,4 @@ def _read_source(app: object, page: str, source: list[str]) -> None:
 
 def setup(app) -> None:
     app.connect("source-read", _read_source)
+    app.connect("build-finished", _lead_on)

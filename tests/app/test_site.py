@@ -37,7 +37,7 @@ def site(notebooks, tmp_path_factory):
 
 
 def test_every_notebook_every_page_and_every_public_name_is_there(site, notebooks):
-    wanted = [*notebooks.glob("[0-9]*.ipynb"), *notebooks.glob("guide/**/*.md"), notebooks / "glossary.md"]
+    wanted = [*notebooks.glob("[0-9]*.ipynb"), *notebooks.glob("guide/**/*.md")]
     assert len(wanted) > 20
     assert [path for path in wanted if not (site / path.relative_to(notebooks).with_suffix(".html")).is_file()] == []
     assert not [path for path in site.rglob("*.html") if path.stem in ("Untitled", "mine")]
@@ -53,6 +53,13 @@ def test_no_link_within_the_site_is_dead_and_nothing_is_fetched(site):
             if not address.scheme and not address.netloc and address.path:
                 assert (path.parent / unquote(address.path)).resolve().exists(), (path, target)
         assert re.findall(r'<(?:img|script)\b[^>]*?src="(https?:[^"]+)"', text) == []
+
+
+def test_an_old_address_leads_to_the_page_that_has_its_contents(site):
+    old = ["glossary", *(f"guide/{name}" for name in ("commands", "waiting", "training", "watch_json", "projects"))]
+    for page in old:
+        [target] = re.findall(r'content="0; url=([^"]+)"', (site / f"{page}.html").read_text())
+        assert (site / page).parent.joinpath(target).resolve().is_file(), page
 
 
 def test_a_rerun_replaces_the_site_and_a_dead_link_writes_nothing(site, notebooks, tmp_path):

@@ -14,7 +14,7 @@ from tests.image_files import encoded
 from tests.paths import REPO
 from tests.serving import QuietFolder, serving
 
-LINES = (REPO / "notebooks/guide/reliability.md").read_text().partition("## What a reader leaves out")[2].splitlines()
+LINES = (REPO / "notebooks/guide/reference.md").read_text().partition("## What a reader leaves out")[2].splitlines()
 ROWS = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in LINES if line.startswith("|")]
 SITUATIONS = ROWS[0][1:]
 TABLE = {

@@ -190,7 +190,7 @@ def test_kornias_colors_never_make_the_host_wait(recipe):
 
 
 def test_the_guides_loop_never_makes_the_host_wait(cuda):
-    """As in `notebooks/guide/training.md`; on a GPU, CUDA itself raises where the host would wait."""
+    """As in `notebooks/guide/faster_loaders.md`; on a GPU, CUDA itself raises where the host would wait."""
     colors = lk.make_augment("light", "kornia", part="photometry").to("cuda")
     pinned = [(gradient().expand(8, 3, 48, 40).contiguous().pin_memory(), torch.arange(8).pin_memory())] * 4
     batches = iter(lk.CUDAPrefetcher(pinned, "cuda"))

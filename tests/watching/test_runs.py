@@ -198,7 +198,7 @@ class TestABudget:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(("waits_s", "steps_s", "status"), [(0.0, 0.05, 0), (0.002, 0.0, OVER_BUDGET)])
     def test_fails_the_workflow_of_the_page_and_leaves_its_file(self, tmp_path, waits_s, steps_s, status):
-        workflow = yaml.safe_load(blocks(TEXTS["watch_json"], "yaml")[0].text)
+        workflow = yaml.safe_load(blocks(TEXTS["reference"], "yaml")[0].text)
         _, step, keep = workflow["jobs"]["waiting"]["steps"]
         training = TRAINING.replace("sleep(0.002)", f"sleep({waits_s})")
         (tmp_path / "train.py").write_text(training.replace("steps.step()", f"steps.step(); time.sleep({steps_s})"))

@@ -33,7 +33,9 @@ TYPES = {"null": type(None), "boolean": bool, "string": str, "array": list, "obj
 def rows():
     """The types of each key of the page; `<cause>` is written out."""
     found = {}
-    for keys, types in re.findall(r"^\| (`.*?`) \| (.*?) \|", TEXTS["watch_json"].read_text(), re.M):
+    for keys, types in re.findall(
+        r"^\| (`.*?`) \| (.*?) \|", TEXTS["reference"].read_text().partition("## Guarantees")[0], re.M
+    ):
         names = re.findall(r"`(.*?)`", keys)
         kinds = types.split(", ") if types == "string, integer" else [types] * len(names)
         for name, kind in zip(names, kinds, strict=True):
