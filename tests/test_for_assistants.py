@@ -1,7 +1,8 @@
-"""The page for assistants is short, and its verdicts are those of the stored results."""
+"""Pages that show what the stored run found: the one for assistants is short, and its verdicts are the ledger's."""
 
 import re
 
+from labkit.app import storing
 from labkit.course import ledger
 from labkit.course.results import STORED, stored_results
 from tests.pages import TEXTS
@@ -22,3 +23,9 @@ def test_its_verdicts_are_those_of_the_ledger(monkeypatch):
     wrong = {claim: known[claim] for claim, verdict, _ in rows if known[claim][0] != verdict}
     assert wrong == {}
     assert [row for row in rows if known[row[0]][1] != [""] and row[2] not in known[row[0]][1]] == []
+
+
+def test_the_gains_of_a_page_are_those_of_the_stored_run():
+    page = TEXTS["bottleneck"].read_text()
+    assert page == storing.with_figures(page, stored_results(STORED))
+    assert page.count(" -->") > 15

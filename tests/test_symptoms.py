@@ -1,7 +1,8 @@
 """The pages of the guide by symptom: each script shows its symptom, and no longer does after the change of its page.
 
 A page has its blocks in this order: the change as a diff, the script `train.py` in Python that it is made to, one
-command or several, what they print before the change, and what after it. A page of sums has Python blocks alone, each with what it prints.
+command or several, what they print before the change, and what after it. A page of sums has Python blocks alone, each
+with what it prints.
 """
 
 import os

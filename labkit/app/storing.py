@@ -122,6 +122,8 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
             files |= {folder / ladder.FRAME: frame.read_bytes(), folder / ladder.FIGURE: png_bytes(figure, dpi=120)}
         _state_result(run, results[run.notebook.name])
         files[run.notebook.path] = _stored_bytes(run, about)
+    gains = NOTEBOOK_FOLDER / "guide/bottleneck.md"
+    files[gains] = with_figures(gains.read_text(), results).encode()
     files[NOTEBOOK_FOLDER / "guide/claims.md"] = ledger.page_of(ledger.judged(results), record["machine"]).encode()
     readme = NOTEBOOK_FOLDER.with_name("README.md")
     table = walk_table((run.notebook, results[run.notebook.name]) for run in runs)
@@ -130,6 +132,7 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
 
 
 _RESULT = re.compile(r"^\*\*Result\.\*\* .*$", re.MULTILINE)
+_MARKED = re.compile(r"\*\*[\d.]+\*\*(?=<!-- (\w+): (.*?) -->)")
 _TABLE = re.compile(r"^\| notebook \|.*\n(?:\|.*\n)+", re.MULTILINE)
 
 
@@ -169,6 +172,22 @@ def with_table(readme: str, table: str) -> str:
     if not _TABLE.search(readme):
         raise ArgumentError("README.md has no table that begins with `| notebook |`: restore it")
     return _TABLE.sub(lambda _: table, readme, count=1)
+
+
+def with_figures(page: str, results: Mapping[str, Result]) -> str:
+    """A page whose figures, each with its notebook and its name in a comment behind it, are those of the results.
+
+    Raises:
+        ValueError: a notebook has no such figure.
+    """
+
+    def value(mark: re.Match[str]) -> str:
+        figure = results[mark[1]].figures.get(mark[2]) if mark[1] in results else None
+        if figure is None:
+            raise ArgumentError(f"a page of the guide shows {mark[2]!r} of {mark[1]}, which has no such figure")
+        return f"**{figure.value:.3g}**"
+
+    return _MARKED.sub(value, page)
 
 
 def _stored_bytes(run: Executed, about: dict[str, Any]) -> bytes:

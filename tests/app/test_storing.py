@@ -38,6 +38,8 @@ def clone(tmp_path, monkeypatch):
     folder = tmp_path / "clone" / "notebooks"
     folder.mkdir(parents=True)
     (folder / "00_a.ipynb").write_text("{}")
+    (folder / "guide").mkdir()
+    (folder / "guide" / "bottleneck.md").write_text(GAINS)
     git(folder.parent, "init")
     git(folder, "add", ".")
     git(folder, "commit", "-m", "first")
@@ -50,6 +52,7 @@ def clone(tmp_path, monkeypatch):
 
 
 README = "# x\n\n| notebook | the question |\n|---|---|\n| [old](old) | ? |\n\nMore.\n"
+GAINS = "| why | **99.9**<!-- 00_a: one worker per core over none --> times, **7** others |\n"
 FIRST = "# A\n\n**Question.** Why?\n\n**Result.** (to be stored)\n\n**Minutes.** 3"
 FIGURES = {"one worker per core over none": Ratio(3, 2.5, 3.5)}
 
@@ -137,7 +140,9 @@ def test_a_stored_notebook_names_its_run_and_shows_what_disturbed_it(clone, reco
     runs[0].node.metadata["language_info"] = {"version": "3.99"}
     about = storing.describe_run("")
     storing.store_all(runs, about, recorded(*runs))
-    assert sorted(contents(clone)) == ["00_a.ipynb", "01_b.ipynb", "guide/claims.md", "results.json"]
+    assert sorted(contents(clone)) == [
+        "00_a.ipynb", "01_b.ipynb", "guide/bottleneck.md", "guide/claims.md", "results.json",
+    ]  # fmt: skip
     first, second = (json.loads(contents(clone)[f"{name}.ipynb"]) for name in ("00_a", "01_b"))
     assert first["metadata"]["labkit"] == second["metadata"]["labkit"] == {**about, "seconds": 1}
     assert first["metadata"]["language_info"] == {"version": "3.99"}
@@ -157,6 +162,7 @@ def test_results_are_stored_in_one_file_in_first_cells_and_in_the_readme(clone, 
     about = storing.describe_run("")
     storing.store_all(runs, about, recorded(*runs))
     assert (clone / "guide/claims.md").read_text().startswith("# Published claims\n")
+    assert (clone / "guide/bottleneck.md").read_text() == GAINS.replace("99.9", "3")
     stored = json.loads((clone / "results.json").read_text())
     assert stored.items() >= about.items()
     assert list(stored["notebooks"]) == ["00_a", "01_b_c"]
@@ -206,6 +212,7 @@ def test_a_commit_that_changes_during_the_run_is_dirty(clone, recorded):
 
 
 def test_the_ladders_frame_and_figure_are_stored_with_the_notebooks(clone, recorded, frame_of):
+    (clone / "guide" / "bottleneck.md").write_text("No figure.\n")
     rates = {"batches in memory, training": [9, 9]}
     for name, rate in {"naive": 1, "quick": 2}.items():
         rates |= {f"{name}, {what}": [rate, 1.1 * rate] for what in ("loader alone", "training")}
@@ -237,3 +244,10 @@ def test_nothing_is_stored_if_one_file_cannot_be(clone, recorded, reason):
         storing.store_all(runs, about, frames)
     (clone / "no folder").unlink()
     assert contents(clone.parent) == before
+
+
+@pytest.mark.parametrize(("notebook", "figure"), [("00_a", "another"), ("09_gone", "one worker per core over none")])
+def test_a_figure_that_no_notebook_has_is_told(notebook, figure):
+    found = Result("00_a", ("It is.",), (), FIGURES, "a box", "laptop")
+    with pytest.raises(ValueError, match=f"the guide shows '{figure}' of {notebook}, which has no such figure"):
+        storing.with_figures(f"**1**<!-- {notebook}: {figure} -->", {"00_a": found})

@@ -276,6 +276,8 @@ class TestStoringATour:
         for command in (["init"], [*own, "commit", "--allow-empty", "-m", "first"]):
             subprocess.run(["git", "-C", lab, *command], check=True, capture_output=True)
         (lab / "README.md").write_text("| notebook |\n|---|\n")
+        (folder / "guide").mkdir(exist_ok=True)
+        (folder / "guide" / "bottleneck.md").write_text("No figure.\n")
         monkeypatch.setattr(storing, "NOTEBOOK_FOLDER", folder)
         monkeypatch.setattr(storing, "STORED", folder / "results.json")
         monkeypatch.setattr(tour, "make_scale_photos", lambda: None)
