@@ -26,7 +26,7 @@ _CHANGES = (
      "11_prepare_once", "raw pixels over JPEG"),
     ("augment", "`lk.make_augment`: strong colors by Albumentations",
      "05_albumentations", "Albumentations over v2, heavy recipe"),
-    ("start", "`persistent_workers=True`, as `lk.make_loader` has it: most where epochs are short",
+    ("start", "`lk.make_loader`: workers that are kept, most where epochs are short",
      "03_persistent_workers", "kept workers over new ones, short epochs"),
     ("sizes", "`lk.collect_sizes`: sizes of all images before training",
      "10_image_sizes", "dictionary over one search per image"),
