@@ -363,6 +363,8 @@ if __name__ == "__main__":
         assert opened == [Path("photos", "new.jpg")]
         Image.new("RGB", (50, 40)).save("photos/new.jpg")
         assert pasted("10_image_sizes")["sizes"] == {**again, Path("photos", "new.jpg"): (50, 40)}
+        Path("photos", "new.jpg").write_bytes(b"broken")
+        assert pasted("10_image_sizes")["sizes"] == {key: size for key, size in again.items() if key.name != "new.jpg"}
 
     def test_a_small_jpeg_is_the_photo_upright(self, photos, tmp_path):
         prepare = pasted("11_prepare_once")["prepare"]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.watching import advice as advising
 from labkit.watching.advice import Costs, advise
 from labkit.watching.linux import Memory, ProcessMemory, parse_smaps, room_bytes
 from labkit.watching.loaders import LoaderTraits
@@ -100,7 +99,7 @@ def test_a_report_has_the_private_memory_of_workers_that_live():
 
 
 def test_no_more_workers_are_advised_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(advising, "usable_cores", lambda: 4)
+    monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 4)
     known = {"step": 0.01, "prepare": 0.09, "together": 0.1, "making": 0.09}
     costs = Costs(**dict.fromkeys(("copy", "hand_over", "fetch", "start", "waiting", "step_cpu"), 0.0), **known)
     for most, action in ((None, "Use 4 persistent"), (2, "Use 2 persistent"), (1, "Do less for each sample")):
