@@ -94,7 +94,8 @@ def test_a_report_has_the_private_memory_of_workers_that_live():
     assert memory.n_workers == 2
     assert 100e6 < memory.worker_private_bytes < 400e6
     assert memory.own_bytes > 50e6
-    assert memory.describe() in " ".join(str(found).split())
+    room = memory.describe().partition(";")[0]  # what is left is not said where cores are what is scarce
+    assert room in " ".join(str(found).split())
     del loader
 
 
