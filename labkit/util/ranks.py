@@ -63,12 +63,11 @@ def find_ranks(environment: Mapping[str, str] | None = None) -> Ranks:
     """
     variables = os.environ if environment is None else environment
     found = next((ranks for find in _LAUNCHERS if _is_sensible(ranks := find(variables))), None) or Ranks()
-    torch = sys.modules.get("torch")  # whoever watches a script imports nothing that the script does not
-    if environment is not None or torch is None or not torch.distributed.is_available():
+    if environment is not None or not _is_initialized():
         return found
-    if not torch.distributed.is_initialized():
-        return found
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    from torch import distributed
+
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
     if (found.rank, found.world_size) == (rank, world_size):
         return replace(found, launcher=found.launcher or "torch.distributed")
     return Ranks("torch.distributed", rank, world_size, *_on_this_machine(rank, world_size, variables))
@@ -83,10 +82,8 @@ def rank_and_world_size() -> tuple[int, int]:
                 f"the environment has {said}: so this process loads all samples. Set both as torchrun does, or neither"
             )
             warn_caller(told, UserWarning)
-    elif found.launcher in _SCHEDULERS:
-        torch = sys.modules.get("torch")
-        if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            _warn_of_scheduler(found, found.told())
+    elif found.launcher in _SCHEDULERS and not _is_initialized() and not _is_worker():
+        _warn_of_scheduler(found, found.told())
     return found.rank, found.world_size
 
 
@@ -247,6 +244,18 @@ def _launchers_cores(found: Ranks) -> int:
         return len(os.sched_getaffinity(os.getppid()))
     except (AttributeError, OSError):  # not Linux; the launcher is gone, or is another user's
         return usable_cores()
+
+
+def _is_initialized() -> bool:
+    """Whether `torch.distributed` is, in this process."""
+    torch = sys.modules.get("torch")  # whoever watches a script imports nothing that the script does not
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _is_worker() -> bool:
+    """Whether this process is a worker of a `DataLoader`, which does not know what its rank has initialized."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.utils.data.get_worker_info() is not None
 
 
 def _n_gpus() -> int:

@@ -127,6 +127,12 @@ class TestSamples:
         with warnings.catch_warnings(action="error"):
             assert rank_and_world_size() == (rank, world_size)
 
+    def test_a_worker_does_not_warn(self, started_as, monkeypatch):
+        started_as(STEP)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: object())
+        with warnings.catch_warnings(action="error"):
+            assert rank_and_world_size() == (9, 20)
+
     def test_are_shared_without_a_word_under_torchrun(self, started_as):
         started_as(TORCHRUN)
         with warnings.catch_warnings(action="error"):
@@ -139,6 +145,9 @@ class TestSamples:
         monkeypatch.setattr(distributed, "get_world_size", lambda: 6)
         with warnings.catch_warnings(action="error"):
             assert rank_and_world_size() == (3, 6)
+            started_as({**STEP, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6"})
+            assert rank_and_world_size() == (3, 6)  # as Slurm says, too
+        started_as(STEP)
         assert find_ranks().n_local is None
         started_as({**LIGHTNING, "MASTER_ADDR": "node0", "NODE_RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "6"})
         assert find_ranks() == Ranks("torch.distributed", 3, 6, 0, 3), "each machine has as many"
