@@ -210,9 +210,9 @@ _KINDS_OF_ARRAY = {
 
 def _expect_few_objects(held: Any) -> None:
     """Walk all that an object refers to; many objects, or an array of one element per name, are a mistake."""
-    seen, todo = set[int](), [held]
-    while todo:
-        each = todo.pop()
+    seen, to_visit = set[int](), [held]
+    while to_visit:
+        each = to_visit.pop()
         if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType | torch.dtype):
             continue
         seen.add(id(each))
@@ -223,7 +223,7 @@ def _expect_few_objects(held: Any) -> None:
                 f"a {type(each).__name__} of {len(each):,} objects: reading one changes its reference count, so that a "
                 "worker copies its page"
             )
-        todo += gc.get_referents(each)
+        to_visit += gc.get_referents(each)
     if len(seen) > _A_FEW:
         raise AssertionError(f"it consists of {len(seen):,} Python objects, each with a reference count")
 
