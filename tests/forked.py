@@ -7,6 +7,7 @@ does it: a kernel's command. Variables that libraries read when they are importe
 import array
 import contextlib
 import json
+import multiprocessing.process
 import os
 import runpy
 import selectors
@@ -49,7 +50,7 @@ def start(folder: Path, jupyter: Path) -> subprocess.Popen:
 
 
 def run_python(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run([sys.executable, *arguments], text=True, capture_output=True)`."""
+    """As `subprocess.run([sys.executable, *arguments], text=True, capture_output=True)`; `sys.argv[0]` is absolute."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
         files = (nothing.fileno(), out.fileno(), err.fileno())
         with _request(arguments, str(cwd), dict(os.environ if env is None else env), files) as connection:
@@ -192,12 +193,14 @@ def _become(arguments: list[str], cwd: str) -> None:
     is_kernel = arguments[:2] == ["-m", "ipykernel_launcher"]
     if backend := os.environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline" if is_kernel else ""):
         matplotlib.rcParams["backend"] = backend
+    multiprocessing.process.ORIGINAL_DIR = cwd
     if arguments[0] == "-m":
         sys.argv, sys.path[0] = arguments[1:], cwd
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
-        runpy.run_path(arguments[0], run_name="__main__")
+        script = Path(arguments[0]).resolve()
+        sys.argv, sys.path[0] = arguments, str(script.parent)
+        runpy.run_path(str(script), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -25,13 +25,25 @@ if __name__ == "__main__":
 """
 
 
+WAITS = """
+import os, time
+try:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    time.sleep(60)
+"""
+
+
 def test_a_script_gets_its_arguments_variables_folder_and_status(tmp_path):
     (tmp_path / "tried.py").write_text(SCRIPT)
     given = {**os.environ, "MINE": "é", "TMPDIR": str(tmp_path)}
     done, again = (run_python("tried.py", "-x", "é", cwd=tmp_path, env=given) for _ in range(2))
     assert (done.returncode, done.stderr != again.stderr) == (3, True)
     place = str(tmp_path)
-    assert json.loads(done.stdout) == [["tried.py", "-x", "é"], place, place, "é", place, "__mp_main__"]
+    arguments = [f"{place}/tried.py", "-x", "é"]
+    assert json.loads(done.stdout) == [arguments, place, place, "é", place, "__mp_main__"]
 
 
 def test_an_error_and_a_signal_are_told_as_of_a_process(tmp_path):
@@ -43,10 +55,7 @@ def test_an_error_and_a_signal_are_told_as_of_a_process(tmp_path):
 
 
 def test_a_fork_goes_with_what_stands_for_it_and_gets_its_signals(tmp_path):
-    (tmp_path / "waits.py").write_text(
-        "import os, time\nprint(os.getpid(), flush=True)\n"
-        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\ntime.sleep(60)\n"
-    )
+    (tmp_path / "waits.py").write_text(WAITS)
     command = [sys.executable, forked.__file__, "waits.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         pid = int(process.stdout.readline())
