@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from uuid import uuid4
 
-ADDRESS = "LABKIT_TESTS_FORK_SERVER"  # a variable
-SOCKET, KERNEL = "fork.sock", "forked"
+ADDRESS, KERNEL = "LABKIT_TESTS_FORK_SERVER", "forked"  # the first is a variable
 _PRELOADED = (
     "albumentations", "cv2", "ipykernel.kernelapp", "ipykernel.ipkernel", "kornia.augmentation", "labkit.course",
     "labkit.loading.batch_loader", "labkit.loading.torch_loader", "labkit.measure.compare", "labkit.measure.plots",
@@ -30,18 +30,18 @@ _PRELOADED = (
 )  # fmt: skip
 
 
-def start(folder: Path, jupyter: Path) -> subprocess.Popen:
+def start(jupyter: Path) -> subprocess.Popen:
     """The server: it imports nothing before the first request, and ends with this process at the latest.
 
-    Its socket lies in `folder`, and the description of a kernel that it forks, `KERNEL`, in Jupyter's folder of data.
+    The description of a kernel that it forks, `KERNEL`, lies in Jupyter's folder of data.
     """
-    os.environ[ADDRESS] = str(folder / SOCKET)
+    os.environ[ADDRESS] = f"labkit-tests-{uuid4().hex}"  # not a file: the path of one may be too long for a socket
     command = [sys.executable, __file__, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec = {"argv": command, "display_name": "forked", "language": "python"}
     (jupyter / "kernels" / KERNEL).mkdir(parents=True)
     (jupyter / "kernels" / KERNEL / "kernel.json").write_text(json.dumps(spec))
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.environ[ADDRESS])
+    listener.bind(f"\0{os.environ[ADDRESS]}")
     listener.listen(64)
     command = [sys.executable, "-X", "utf8", "-m", "tests.forked", "serve", str(listener.fileno()), str(os.getpid())]
     root = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def run_python(*arguments: str, cwd: Path, env: dict[str, str] | None = None) ->
 
 def _request(arguments, cwd: str, environment: dict[str, str], files: tuple[int, ...]) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(environment.get(ADDRESS) or os.environ[ADDRESS])
+    connection.connect(f"\0{os.environ[ADDRESS]}")
     message = json.dumps([list(arguments), cwd, environment]).encode("utf-8", "surrogateescape")
     socket.send_fds(connection, [struct.pack("!I", len(message))], list(files))
     connection.sendall(message)
@@ -107,6 +107,9 @@ def _serve(listener: socket.socket, owner: int) -> tuple[list[str], str]:
                     _pass_on(key.fileobj, key.data)
                 else:
                     connection, _ = listener.accept()
+                    if not _is_of_this_user(connection):
+                        connection.close()
+                        continue
                     if not is_ready:
                         _preload()
                         is_ready = True
@@ -132,6 +135,11 @@ def _serve(listener: socket.socket, owner: int) -> tuple[list[str], str]:
     for pid in connections:
         os.killpg(pid, signal.SIGKILL)
     os._exit(0)
+
+
+def _is_of_this_user(connection: socket.socket) -> bool:
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return user == os.getuid()
 
 
 def _is_there(pid: int) -> bool:

@@ -76,7 +76,7 @@ def _give_folders(config):
     jupyter.mkdir()
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         os.environ[name] = str(jupyter / name)
-    config.stash[_server] = forked.start(folder, jupyter / "JUPYTER_DATA_DIR")
+    config.stash[_server] = forked.start(jupyter / "JUPYTER_DATA_DIR")
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # when the processes of pytest-xdist have ended
@@ -87,7 +87,7 @@ def pytest_sessionfinish(session):
         folder = session.config.stash[_temporary_folder]
         session.config.stash[_server].kill()
         session.config.stash[_server].wait()
-        own = {Path(multiprocessing.current_process()._config.get("tempdir") or "none").name, "jupyter", forked.SOCKET}
+        own = {Path(multiprocessing.current_process()._config.get("tempdir") or "none").name, "jupyter"}
         left = sorted(path.name for path in folder.iterdir() if path.name not in own)
         left = [name for name in left if not name.startswith(_OF_THE_KILLED)]
         session.config.stash[_changed] = [*_differences(before, _look()), *(f"new: {name} in TMPDIR" for name in left)]
