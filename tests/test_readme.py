@@ -97,7 +97,7 @@ def is_installable(arguments):
     [asked] = [one for one in arguments[1:] if not one.startswith("-")]
     name, _, chosen = asked.partition("[")
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    is_ours = name in {".", "/path/to/clone", DISTRIBUTION, "labkit_images-*.whl"}
+    is_ours = name in {".", DISTRIBUTION, "labkit_images-*.whl"}
     return is_ours and set(filter(None, chosen.rstrip("]").split(","))) <= set(extras)
 
 
@@ -158,9 +158,11 @@ class TestCommands:
 
     @pytest.mark.exhaustive
     def test_watch_reports_on_the_script_of_the_readme(self, place):
-        [command] = [one for one in commands(README) if "watch train.py" in one]
+        [line, of_ranks] = blocks(README, "bash")[0].text.splitlines()
+        before, command = line.split(" ", 1)
+        assert (before, f"{before} torchrun" in of_ranks) == ("PYTHONPATH=/path/to/clone", True)
         (place / "train.py").write_text(TRAIN)
-        assert "labkit watch" in run_here(command)
+        assert "labkit watch" in run_here(command)  # which sets PYTHONPATH
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("command", [one for one in commands(TEXTS["start"]) if "labkit watch -" in one])

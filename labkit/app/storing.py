@@ -126,7 +126,7 @@ def store_all(runs: Iterable[Executed], about: dict[str, Any], frames: Path) -> 
     files[gains] = with_figures(gains.read_text(), results).encode()
     files[NOTEBOOK_FOLDER / "guide/claims.md"] = ledger.page_of(ledger.judged(results), record["machine"]).encode()
     readme = NOTEBOOK_FOLDER.with_name("README.md")
-    table = walk_table((run.notebook, results[run.notebook.name]) for run in runs)
+    table = walk_table(((run.notebook, results[run.notebook.name]) for run in runs), record["machine"])
     files[readme] = with_table(readme.read_text(), table).encode()
     write_all_atomic(files)
 
@@ -153,14 +153,14 @@ def _state_result(run: Executed, result: Result) -> None:
                 output.data[kind] = re.sub(r"\n\n(\*\*)?Stored run\..*", "", text, flags=re.DOTALL)
 
 
-def walk_table(stored: Iterable[tuple[Notebook, Result]]) -> str:
+def walk_table(stored: Iterable[tuple[Notebook, Result]], machine: str) -> str:
     """README's table: each notebook, and the first sentence of its result, as far as its first semicolon."""
     rows = [
         f"| [{notebook.name}](notebooks/{notebook.path.name}) "
         f"| {re.split('[.;] ', result.sentences[0])[0].removesuffix('.')}. |"
         for notebook, result in stored
     ]
-    return "\n".join(["| notebook | answer here (yours will differ) |", "|---|---|", *rows, ""])
+    return "\n".join([f"| notebook | answer on {machine} (yours will differ) |", "|---|---|", *rows, ""])
 
 
 def with_table(readme: str, table: str) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from labkit.app import storing
 from labkit.app.notebooks import Executed, Notebook
 from labkit.course import ladder
-from labkit.course.results import Ratio, Result
+from labkit.course.results import Ratio, Result, describe_machine
 from labkit.measure.frames import MEASURE_VERSION, save_frame
 from labkit.util.machine import env_id, environment
 from labkit.util.pictures import png_base64
@@ -173,7 +173,7 @@ def test_results_are_stored_in_one_file_in_first_cells_and_in_the_readme(clone, 
     assert cells[0].source == FIRST.replace("**Result.** (to be stored)", said)
     assert [text.replace("**", "") for text in cells[1].outputs[0].data.values()] == ["Result of this run. One."] * 2
     assert (clone.parent / "README.md").read_text() == (
-        "# x\n\n| notebook | answer here (yours will differ) |\n|---|---|\n"
+        f"# x\n\n| notebook | answer on {describe_machine()} (yours will differ) |\n|---|---|\n"
         "| [00_a](notebooks/00_a.ipynb) | 00_a is **2.5 times** as fast. |\n"
         "| [01_b_c](notebooks/01_b_c.ipynb) | 01_b_c is **2.5 times** as fast. |\n\nMore.\n"
     )
