@@ -62,7 +62,8 @@ def ladder_loaders(
 ) -> dict[str, Iterable[Any]]:
     """The loader of every rung, each of which changes one thing in the one before it; for `measure_rungs`.
 
-    All give random crops of 224 x 224, flipped or not, of up to 512 photos in an epoch, drawn anew. `LEAVES_OUT` says what some of them leave out.
+    All give random crops of 224 x 224, flipped or not, of up to 512 photos in an epoch, drawn anew. `LEAVES_OUT` says
+    what some of them leave out.
 
     Args:
         store: Encoded photos.
