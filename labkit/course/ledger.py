@@ -234,9 +234,9 @@ found on your own machine.
 
 Seconds on somebody else's machine cannot be checked here, so we compare ratios: of two of the claim's figures, and of
 ours. We say that a measured ratio agrees with a claimed one if its *gain* is half to twice as large, in the whole of
-its 95 % interval: "3x" is a gain of 2, so 2x to 5x agree with it. A claim of a direction holds if the interval lies above 1, and a claim
-of no change if it lies within 5 % of 1. Where a claim was tested in several settings and holds in some of them, it
-*holds under a condition*, which is the setting. What needs a GPU is not judged without one.
+its 95 % interval: "3x" is a gain of 2, so 2x to 5x agree with it. A claim of a direction holds if the interval lies
+above 1, and a claim of no change if it lies within 5 % of 1. Where a claim was tested in several settings and holds
+in some of them, it *holds under a condition*, which is the setting. What needs a GPU is not judged without one.
 
 | claim | theirs | here | verdict | what to know |
 |---|---|---|---|---|
