@@ -4,12 +4,14 @@ What is not answered yet prints nothing.
 """
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from labkit.measure.frames import COLUMNS
 from labkit.measure.statistics import summarize
@@ -122,6 +124,11 @@ def _expect(holds: object, message: str) -> None:
     """`assert`, also under `python -O`."""
     if not holds:
         raise AssertionError(message)
+
+
+def global_generators() -> tuple[str, ...]:
+    """The states of the generators of Python, NumPy and torch, to compare."""
+    return repr(random.getstate()), repr(np.random.get_state(legacy=False)), str(torch.get_rng_state().tolist())
 
 
 def _until_answered(answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,8 @@
-"""Exercises of notebooks 12, 13 and 14: the folded answers are right, and each classic mistake is told by name."""
+"""Exercises of notebooks 12, 13 and 14: each classic mistake is told by name."""
 
 import math
 import re
 
-import nbformat
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -11,29 +10,6 @@ from torchvision import datasets, io
 from torchvision.transforms import v2
 
 from labkit import course
-from tests.paths import REPO
-
-
-def folded(number):
-    """The function in an exercise's folded answer, made with its notebook's imports and skeleton."""
-    (path,) = (REPO / "notebooks").glob(f"{number[:2]}_*.ipynb")
-    cells = nbformat.read(path, as_version=4).cells
-    (at,) = [at for at, cell in enumerate(cells) if f"**{number}**" in cell.source]
-    task = cells[at].source
-    skeleton = next(cell.source for cell in cells[at:] if "course.check(" in cell.source)
-    code = re.search(r"```python\n(.*?)\n```", task.partition("**" + number)[2], re.DOTALL)[1]
-    space: dict = {}
-    exec(next(cell.source for cell in cells if cell.cell_type == "code"), space)  # noqa: S102 - our own notebooks
-    exec(f"{skeleton}\n{code}", space)  # noqa: S102 - the answer may use what the skeleton gives
-    return space[re.findall(r"^def (\w+)", code, re.MULTILINE)[-1]]
-
-
-@pytest.mark.parametrize(
-    ("number", "judge"), [("12.1", "mended_loader"), ("13.1", "peer_adapter"), ("14.1", "training_plan")]
-)
-def test_the_folded_answer_is_right_and_none_says_nothing(said, number, judge):
-    assert said(folded(number), getattr(course, judge)) == "right\n"
-    assert said(lambda *_: ..., getattr(course, judge)) == ""
 
 
 class Labeled(Dataset):
@@ -106,8 +82,8 @@ def read_twice(names, read_photo, read_labels):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (planted, "the slow line is still there: `read_labels` was called 24 times for 24 photos"),
-        (cached_by_process, "`read_labels` was called 2 times in worker processes: .* the first epoch still pays"),
+        (planted, "`read_labels` was called 24 times in worker processes, for 24 photos"),
+        (cached_by_process, "`read_labels` was called 2 times in worker processes"),
         (Loop, "the work only moved into the training loop: .* called `read_labels` 6 more times"),
         (by_order, "the result changed: 12 of 12 photos have the label of another"),
         (short, "the result changed: an epoch has 11 photos, not each of 12 once"),
@@ -115,7 +91,6 @@ def read_twice(names, read_photo, read_labels):
         (read_twice, "`read_labels` was called 2 times; once is enough"),
         (lambda names, photo, labels: loaded(names, photo, labels().__getitem__, num_workers=0,
                                              multiprocessing_context=None), "it has to read photos in worker"),
-        (lambda names, photo, labels: Labeled(names, photo, labels), "it has to return a loader, not a Labeled"),
         (lambda names, photo, labels: DataLoader(range(4)), "it has to give pairs of photos and labels"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -141,18 +116,16 @@ SQUARE = v2.Compose([v2.Resize(256), v2.CenterCrop(224)])
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (adapter(drop_last=True), "the batches lack images: 64 of 70 came"),
-        (adapter(label=lambda _: 0), "labels were lost: classes have {0: 70} images, not {0: 24, 1: 23, 2: 23}"),
-        (adapter(label=lambda label: -label % 3), "labels were lost: "),
-        (adapter(transform=SQUARE), "other pixels: the area of crops hardly varies"),
-        (adapter(transform=v2.Compose([v2.RandomResizedCrop(224), v2.Grayscale(3)])), "other pixels: "),
+        (adapter(drop_last=True), "6 of 70 images, the first .* never came in an epoch"),
+        (adapter(label=lambda _: 0), "46 of 70 labels are not those of the image's folder"),
+        (adapter(transform=SQUARE), "the area of crops hardly varies"),
         (adapter(shuffle=False), "images come in the order of their names: nothing is shuffled"),
-        (lambda work: [torch.zeros(2)], "it has to give pairs of images and labels"),
+        (lambda work: [torch.zeros(2)], "gives Tensor, not a pair"),
     ],
-    ids=["drop_last", "no labels", "swapped labels", "one crop", "gray", "in order", "no pairs"],
+    ids=["drop_last", "no labels", "one crop", "in order", "no pairs"],
 )
 def test_an_adapter_gives_all_images_their_pixels_and_their_labels(said, answer, told):
-    assert said(answer, course.peer_adapter).startswith(f"not yet: {told}")
+    assert re.match(f"not yet: the loader {told}", said(answer, course.peer_adapter))
 
 
 def plan(images_per_s, core_ms, kb, request_ms):
@@ -171,13 +144,10 @@ def changed(*factors, rounded=math.ceil):
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (changed(1, 1 / 8), r"these are bytes, not bits: 0\.2875 GB/s for 2500 images/s"),
-        (changed(1, 1, rounded=float), r"cores are not rounded up: .* 6\.50 are needed, not 6\.5"),
-        (changed(1, 1, rounded=math.floor), r"cores are not rounded up: .* 6\.50 are needed, not 6"),
-        (changed(1000, 1), "the latency in ms was taken as seconds: 75000 requests"),
-        (changed(1, 1, rounded=lambda cores: math.ceil(cores) - 1 + 3), ".* 7 cores are needed, not 9"),
-        (changed(2, 1), ".* 75 are in flight, not 150"),
-        (changed(1, 2), r".* 2\.3 Gbit/s are needed, not 4\.6"),
+        (changed(1, 1 / 8), r".* 2\.3 Gbit/s are needed, not 0\.2875; a byte has 8 bits"),
+        (changed(1, 1, rounded=float), r".* 6\.50 cores are needed, rounded up 7, not 6\.5"),
+        (changed(1000, 1), ".* 75 requests are in flight, not 75000; latencies are in ms"),
+        (changed(1, 1, rounded=lambda cores: math.ceil(cores) - 1 + 3), ".* rounded up 7, not 9"),
         (lambda *_: 7, "it has to return cores, requests and Gbit/s"),
     ],
 )
