@@ -142,11 +142,6 @@ def same_crops(store: Store, small: Store, pixels: PixelStore, n_photos: int = 3
     return pd.Series({name: float((found.int() - truth).abs().sum() / truth.numel()) for name, found in ways.items()})
 
 
-def is_limit(variants: pd.Series) -> pd.Series:
-    """Which labels name a limit, drawn as a line to compare loaders with."""
-    return variants.astype(str).str.endswith("limit")
-
-
 def is_ladder(frame: pd.DataFrame) -> bool:
     """Whether these are the runs of a complete ladder, of any photos."""
     return str(frame["experiment"].iloc[0]).startswith(EXPERIMENT)

@@ -306,7 +306,7 @@ class TestDecoding:
         after = """
 if __name__ == "__main__":
     import json, torch
-    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, shuffle=True)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, shuffle=True, persistent_workers=True)
     print(json.dumps([sum(len(images) for images, _ in loader) for _ in range(2)]))
 """
         (tmp_path / "train").symlink_to(photos / "train")
@@ -451,8 +451,8 @@ if __name__ == "__main__":
         assert photo.width <= 1000  # of the large one's 2000 pixels
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
-    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray", "progressive"])
-    @pytest.mark.parametrize("width", [512, 500, 488, 333, 300, 31])
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:0", "gray", "progressive"])
+    @pytest.mark.parametrize("width", [512, 333, 31])
     def test_restart_markers_change_no_pixel_and_crops_can_be_cut_out(self, monkeypatch, tmp_path, subsampling, width):
         monkeypatch.chdir(tmp_path)
         pixels = np.random.default_rng(0).integers(0, 256, (200, width, 3), np.uint8)
@@ -526,10 +526,13 @@ if __name__ == "__main__":
 """
 
     @pytest.mark.parametrize(
-        "wrapped", ["", "dataset = torch.utils.data.Subset(Photos(), range(32))"], ids=["", "part"]
+        ("start_method", "kept", "wrapped"),
+        [
+            ("fork", False, ""),
+            ("forkserver", True, "dataset = torch.utils.data.Subset(Photos(), range(32))"),
+            ("spawn", True, ""),
+        ],
     )
-    @pytest.mark.parametrize("kept", [True, False], ids=["kept", "new"])
-    @pytest.mark.parametrize("start_method", START_METHODS)
     def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept, wrapped):
         workers = f"num_workers=2, persistent_workers={kept}"
         block = replaced(
@@ -584,8 +587,7 @@ if __name__ == "__main__":
     print(json.dumps([[numbers.tolist() for _, numbers in loader] for _ in range(2)]))
 """
 
-    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-    def test_ranks_with_unequal_shards_make_as_many_batches(self, tmp_path, start_method):
+    def test_ranks_with_unequal_shards_make_as_many_batches(self, tmp_path):
         """Two ranks of two workers: one has 4 shards of 6 samples, the other 3 shards of 4."""
         (tmp_path / "shards").mkdir()
         photo, owned = encode_image(Image.new("RGB", (8, 8)), "JPEG"), ([], [])
@@ -600,7 +602,7 @@ if __name__ == "__main__":
         for rank in (0, 1):
             environment = {"RANK": str(rank), "WORLD_SIZE": "2"}
             parts = self.BEFORE, block, self.BATCHES
-            epochs = run_script(tmp_path, *parts, start_method=start_method, environment=environment)
+            epochs = run_script(tmp_path, *parts, environment=environment)
             assert list(map(len, epochs)) == [6, 6]
             assert {number for batches in epochs for batch in batches for number in batch} <= set(owned[rank])
             for batches in epochs if rank == 0 else ():
@@ -647,16 +649,15 @@ if __name__ == "__main__":
         assert sorted(labels) == list(range(36))
         assert {in_memory - own for in_memory, own in sizes} == {0}
 
-    @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2)])
-    def test_so_do_those_of_object_storage(self, tmp_path, num_workers, start_method):
+    def test_so_do_those_of_object_storage(self, tmp_path):
         """Whose command is one that reads a file, here."""
         block = replaced(
             do_this("08_shard_formats", 1),
             ("aws s3 cp s3://bucket/shard-{i:06d}.tar -", "cat shards/shard-{i:06d}.tar"),
             ("range(980)", f"range({self.N_SHARDS})"), ("shuffle(1000)", "shuffle(1)"),
-            ("num_workers=8", f"num_workers={num_workers}"), ("batch_size=64", "batch_size=3"),
+            ("num_workers=8", "num_workers=2"), ("batch_size=64", "batch_size=3"),
         )  # fmt: skip
-        self.check(tmp_path, block, start_method, "shard-{:06}.tar")
+        self.check(tmp_path, block, "fork", "shard-{:06}.tar")
 
     @pytest.mark.parametrize("start_method", START_METHODS)
     def test_so_do_those_of_a_rank_at_scale(self, tmp_path, start_method):
@@ -682,7 +683,7 @@ if __name__ == "__main__":
     start = time.perf_counter()
     together = seen(keys, shuffle=False, batch_size=40)
     took_s = time.perf_counter() - start
-    epochs = [seen(keys, batch_size=20, num_workers=n) for n in (2, 0, 2)]
+    epochs = [seen(keys, batch_size=20, num_workers=n) for n in (2, 0)]
     print(json.dumps([took_s, together, *epochs]))
 """
 
@@ -699,8 +700,8 @@ if __name__ == "__main__":
         took_s, together, *epochs = found
         expected = [[f"bucket/é {n}.txt", n] for n in range(40)]
         assert together == expected
-        assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
-        assert len({json.dumps(epoch) for epoch in epochs}) == 3  # shuffled
+        assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 2
+        assert epochs[0] != epochs[1]  # shuffled
         assert took_s < 40 * 0.5, "one after the other, they take at least this long"
 
 
@@ -786,8 +787,10 @@ if __name__ == "__main__":
         orders = [[number for number, _ in epoch] for epoch in (*in_one_process["seen"], *other)]
         assert len(set(map(tuple, orders))) == len(orders)
 
-    @pytest.mark.parametrize(("num_workers", "kept"), [(1, True), (3, False), (3, True)])
-    @pytest.mark.parametrize("start_method", START_METHODS)
+    @pytest.mark.parametrize(
+        ("start_method", "num_workers", "kept"),
+        [("fork", 1, True), ("fork", 3, False), ("forkserver", 3, True), ("spawn", 2, True)],
+    )
     def test_any_number_of_workers_gives_the_same(self, in_one_process, odd_names, start_method, num_workers, kept):
         assert self.train(odd_names, num_workers, kept, start_method) == in_one_process
 
@@ -854,7 +857,7 @@ if __name__ == "__main__":
         before = self.MANY.replace("N_NAMES", "200_000")
         return self.train(folder, start_method, before, self.MEMORY, ("batch_size=64", "batch_size=2000"), *changes)
 
-    @pytest.mark.parametrize("start_method", START_METHODS)
+    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
     def test_no_worker_has_a_copy_of_the_names(self, tmp_path, start_method):
         packed = self.private_mb(tmp_path, start_method)
         in_list = self.private_mb(tmp_path, start_method, ("self.names = PackedNames(names)", "self.names = names"))
@@ -889,20 +892,6 @@ class TestIndexedTar:
         for name in ("link", "hard", "folder", "gone"):
             with pytest.raises(KeyError):
                 files.read(name)
-
-    def test_a_sparse_file_is_left_out(self, tmp_path):
-        with open(tmp_path / "sparse.bin", "wb") as file:
-            file.seek(1_000_000)
-            file.write(b"end")
-        (tmp_path / "plain.bin").write_bytes(b"plain")
-        names = ["sparse.bin", "plain.bin"]
-        subprocess.run(["tar", "--sparse", "-cf", "a.tar", *names], cwd=tmp_path, check=True)
-        files = pasted(self.STEM)["IndexedTar"](tmp_path / "a.tar", tmp_path / "index.json")
-        with tarfile.open(tmp_path / "a.tar") as tar:
-            assert tar.getmember("sparse.bin").issparse()
-        assert files.read("plain.bin") == b"plain"
-        with pytest.raises(KeyError):
-            files.read("sparse.bin")
 
     def test_a_compressed_tar_is_refused(self, tmp_path):
         path = make_tar(tmp_path / "a.tar", self.MEMBERS, "w:gz")  # whatever its name says
@@ -948,8 +937,8 @@ if __name__ == "__main__":
     files, epochs = Files(), []
     files[3]  # a look, before workers start
     for num_workers in (0, 2):
+        loader = DataLoader(files, 4, shuffle=True, num_workers=num_workers, persistent_workers=num_workers > 0)
         for epoch in range(2):
-            loader = DataLoader(files, 4, shuffle=True, num_workers=num_workers)
             epochs.append(sorted([name, text] for batch in loader for name, text in zip(*batch)))
     print(json.dumps(epochs))
 """
@@ -1036,9 +1025,7 @@ def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allo
         (None, 8, 1, 8),
         ("max 100000\n", 8, 1, 8),
         ("250000 100000\n", 8, 1, 2),
-        ("400000 200000\n", 8, 1, 2),
         ("50000 100000\n", 8, 1, 1),
-        ("800000 100000\n", 2, 1, 2),
         ("600000 100000\n", 8, 3, 2),
         (None, 2, 3, 1),
     ],

@@ -5,7 +5,6 @@ import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pkgutil import resolve_name
 from types import MappingProxyType
 
 import pytest
@@ -175,30 +174,11 @@ KINDS = {
 }
 
 
-def of_transformers(path, **data):
-    return resolve_name(f"transformers.{path}")(**data)
-
-
-OF_TRANSFORMERS = {
-    "encoding": (lambda image: of_transformers("BatchEncoding", data={"image": image}), itemgetter("image")),
-    "features": (lambda image: of_transformers("BatchFeature", data={"image": image}), lambda batch: batch.image),
-    "output of a model": (
-        lambda image: of_transformers("modeling_outputs:BaseModelOutput", last_hidden_state=image), itemgetter(0),
-    ),
-}  # fmt: skip
-
-
 def attributes(batch):
     return {name: value for name, value in getattr(batch, "__dict__", {}).items() if isinstance(value, str | int)}
 
 
-@pytest.mark.parametrize(
-    ("make", "find"),
-    [
-        *(pytest.param(*kind, id=name) for name, kind in KINDS.items()),
-        *(pytest.param(*kind, id=name, marks=pytest.mark.frameworks) for name, kind in OF_TRANSFORMERS.items()),
-    ],
-)
+@pytest.mark.parametrize(("make", "find"), KINDS.values(), ids=KINDS)
 def test_tensors_are_moved_and_the_batch_stays_as_it_is(make, find):
     batch = make(torch.arange(3.0))
     before = copy.copy(attributes(batch))
