@@ -267,19 +267,14 @@ _command()(site)
 
 
 @_command()
-def claims(
-    results: Annotated[
-        str, Option(help="Folder of a tour's results (default: results, here or next to the notebooks' folder).")
-    ] = "",
-    scale: _Scale = "",
-) -> None:
+def claims(scale: _Scale = "") -> None:
     """Check published claims against what tours have found on this machine, else against the stored run."""
     from shutil import get_terminal_size
 
     from labkit.course.ledger import claims as judged, lines_of
 
     with one_line_errors("labkit", OSError, ValueError):
-        table = judged(results or None)
+        table = judged()
     for line in lines_of(table, get_terminal_size((100, 24)).columns):
         say(line)
 

@@ -168,11 +168,6 @@ class TestClaims:
         assert told.exit_code == 0
         assert [claim.id for claim in ledger.LEDGER if not re.search(rf"^{claim.id} ", told.output, re.MULTILINE)] == []
 
-    def test_the_command_refuses_a_folder_without_results(self, tmp_path):
-        told = invoke(main, ["claims", "--results", str(tmp_path)])
-        assert told.exit_code == 2
-        assert "no results of this machine" in told.output
-
 
 class Always(dict):
     """What is found under any name."""

@@ -2,10 +2,9 @@
 
 import copy
 import weakref
-from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from operator import itemgetter
-from types import MappingProxyType
 
 import pytest
 import torch
@@ -97,12 +96,6 @@ class Labeled(Pair):
         return made
 
 
-class Window(deque):
-    def __init__(self, name, values):
-        super().__init__(values, maxlen=2)
-        self.name = name
-
-
 class Grouped(defaultdict):
     def __init__(self, name, **items):
         super().__init__(list, items)
@@ -157,12 +150,10 @@ KINDS = {
     "nested": (nested, all_of_nested),
     "dict with a tensor for an attribute": (lambda image: Fields({}, image=image, name="n"), lambda batch: batch.image),
     "attribute dict": (lambda image: AttributeDict(image=image), lambda batch: batch.image),
-    "read-only dict": (lambda image: MappingProxyType({"image": image}), itemgetter("image")),
     "dict that holds itself": (circle, lambda batch: batch["again"][1]["again"][0]),
     "list of a name": (lambda image: Named("name", [image]), itemgetter(0)),
     "named tuple with attributes": (Labeled, lambda batch: batch.weights),
     "what torch.max gives": (lambda image: torch.max(image.view(1, -1).repeat(2, 1), dim=0), itemgetter(0)),
-    "deque of a name": (lambda image: Window("n", [image]), itemgetter(0)),
     "defaultdict of a name": (lambda image: Grouped("n", image=image), itemgetter("image")),
     "ordered dict of a name": (lambda image: Keyed("n", image=image), itemgetter("image")),
     "dict that refuses changes": (lambda image: Frozen(image=image), itemgetter("image")),
