@@ -1,4 +1,4 @@
-"""Servers on this machine for experiments and tests: a folder over HTTP, and an S3 service.
+"""Servers on this machine for experiments and tests: a folder over HTTP, and an S3 service; what storage takes.
 
 Each runs in a process of its own, so that it does not share a Python interpreter with the loader that reads from it.
 They still share the cores.
@@ -18,13 +18,31 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from html import escape
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from labkit.errors import MissingFileError, MissingLibraryError, StorageError
 from labkit.util.files import key_from_name, path_from_key
 from labkit.util.machine import install_command
+
+
+class Disk(NamedTuple):
+    """A kind of storage: what finding another place costs, and what one reader gets, in 1e6 bytes."""
+
+    name: str
+    bandwidth_mb_per_s: float
+    seek_ms: float = 0.0
+    latency_ms: float = 0.0
+
+
+#: By name. Objects in S3 take 20 to 200 ms to the first byte, by AWS's own figures; here is the geometric mean.
+#: https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
+DISKS = {
+    "hdd": Disk("hard disk", 180.0, seek_ms=8.0),
+    "network": Disk("network storage", 1000.0, latency_ms=1.0),
+    "object": Disk("object storage", 90.0, latency_ms=63),
+}
 
 
 @contextmanager
