@@ -107,7 +107,7 @@ def peer_adapter(answer: Callable[[Work], Any]) -> None:
         try:
             check_peer(Peer("mine", JPEG_FILES, True, "", (), answer), Work(scratch, scratch, num_workers=2))
         except PeerError as error:
-            raise AssertionError(f"the loader {error}") from None
+            raise AssertionError(f"the loader's work: {error}") from None
 
 
 # Images/s of a GPU, core ms and KB of an image, ms of a request; such that no product is a whole number.

@@ -9,17 +9,19 @@ import sys
 import time
 from unittest.mock import Mock
 
+import nbformat
 import psutil
 import pytest
 from hypothesis import example, given, strategies as st
 from jupyter_client.kernelspec import KernelSpecManager
+from nbformat.v4 import new_output
 
 import labkit as lk
 from labkit import course
 from labkit.app import notebooks, recording, storing, tour
 from labkit.app.cli import main
 from labkit.app.jupyter import RecordingKernelManager
-from labkit.app.notebooks import Notebook, execute, find_notebooks
+from labkit.app.notebooks import Executed, Notebook, execute, find_notebooks
 from labkit.measure.frames import load_frame
 from labkit.measure.recorder import current_recorder
 from labkit.util.machine import env_id
