@@ -109,7 +109,6 @@ OTHERS = {
     "encoded data": (lambda value: lk.decode(value), [5, None, "a.jpg", Path("a.jpg"), b"", b"text"]),
     "a recipe": (lambda value: lk.make_augment(value), ["bright"]),
     "a recipe's size": (lambda value: Recipe(size=value), [(224, 224)]),
-    "a cache": (lambda value: lk.read_shards("shards", cache=value), ["folder"]),
     "a config": (lambda value: lk.make_loader(dataset(), value), [{"batch_size": 4}]),
     "a sampler": (lambda value: loader(sampler=value), [5, "abc", lk.FolderStore]),
     "a batch sampler": (lambda value: loader(batch_sampler=value), [5, "abc", [1, 2]]),
