@@ -79,11 +79,13 @@ def cuda(request):
 
 
 def _own_children() -> list[psutil.Process]:
-    """Without the two servers that `multiprocessing` starts once and keeps."""
+    """Without the two servers that `multiprocessing` starts once and keeps, and the one of tests/forked.py."""
 
     def is_kept(process: psutil.Process) -> bool:
         with suppress(psutil.NoSuchProcess):
-            return re.search(r"\b(resource_tracker|forkserver)\b", " ".join(process.cmdline())) is not None
+            return (
+                re.search(r"\b(resource_tracker|forkserver|tests\.forked)\b", " ".join(process.cmdline())) is not None
+            )
         return False
 
     return [child for child in psutil.Process().children() if not is_kept(child)]

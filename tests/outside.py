@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ import pytest
 from nbval.kernel import RunningKernel
 
 from labkit.util.machine import labkit_home
+from tests import forked
 from tests.paths import REPO
 
 # Python and tools keep these beside what they read; git is what its user does meanwhile.
@@ -36,15 +38,16 @@ _OF_THE_KILLED = ("pymp-", "torchelastic_")
 _before = pytest.StashKey[dict[Path, tuple[int, ...]]]()
 _temporary_folder = pytest.StashKey[Path]()
 _changed = pytest.StashKey[list[str]]()
+_server = pytest.StashKey[subprocess.Popen]()
 
 
 class _Kernel(RunningKernel):
     """Of a notebook: nbval kills it, so its temporary folders lie in one that is removed."""
 
-    def __init__(self, *arguments, **options):
+    def __init__(self, kernel_name, *arguments, **options):
         self._temporary = tempfile.mkdtemp(prefix="kernel-")
         with mock.patch.dict(os.environ, TMPDIR=self._temporary):
-            super().__init__(*arguments, **options)
+            super().__init__(forked.KERNEL if forked.ADDRESS in os.environ else kernel_name, *arguments, **options)
 
     def stop(self):
         super().stop()
@@ -73,6 +76,7 @@ def _give_folders(config):
     jupyter.mkdir()
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         os.environ[name] = str(jupyter / name)
+    config.stash[_server] = forked.start(jupyter / "JUPYTER_DATA_DIR")
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # when the processes of pytest-xdist have ended
@@ -81,6 +85,8 @@ def pytest_sessionfinish(session):
     result = yield
     if (before := session.config.stash.get(_before, None)) is not None:
         folder = session.config.stash[_temporary_folder]
+        session.config.stash[_server].kill()
+        session.config.stash[_server].wait()
         own = {Path(multiprocessing.current_process()._config.get("tempdir") or "none").name, "jupyter"}
         left = sorted(path.name for path in folder.iterdir() if path.name not in own)
         left = [name for name in left if not name.startswith(_OF_THE_KILLED)]

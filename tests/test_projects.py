@@ -154,25 +154,6 @@ def pairs(target):
     return plain
 
 
-def letterboxed(photo, size, gray=114):
-    """The whole photo on gray; its scales and its place, as (x, y)."""
-    scale = min(size[0] / photo.height, size[1] / photo.width)
-    width, height = round(photo.width * scale), round(photo.height * scale)
-    place = (size[1] - width) // 2, (size[0] - height) // 2
-    image = Image.new("RGB", size[::-1], (gray, gray, gray))
-    image.paste(photo.resize((width, height), Image.Resampling.BILINEAR), place)
-    return F.pil_to_tensor(image), np.array([width / photo.width, height / photo.height]), np.array(place)
-
-
-def of_boxes(project, names, loader):
-    rows = []
-    for key, photo in project.pil.items():
-        image, scales, place = letterboxed(photo, (640, 640), gray=0)
-        corners = torch.from_numpy(project.boxes[key].reshape(-1, 2, 2) * scales + place).float()
-        rows.append((image, {"boxes": corners.reshape(-1, 4), "labels": torch.arange(3)}))
-    return rows, 1
-
-
 def of_albumentations(project, names, loader):
     def recipe(image, recipe=names["recipe"]):
         return torch.from_numpy(recipe(image=np.ascontiguousarray(image.permute(1, 2, 0)))["image"]).permute(2, 0, 1)
@@ -213,7 +194,6 @@ PLAIN = {
     "Masks with Albumentations": of_albumentations_pairs,
     "Boxes with Albumentations": of_albumentations_boxes,
     "Masks with v2": pairs(lambda project, key: project.mask[key]),
-    "Boxes with v2": of_boxes,
     "A folder for each class": {"train": training(), "val": whole({key: LABELS[key] for key in VAL})},
     "A table, with its split": {
         "train": training(of_table("label", SICK.index)),

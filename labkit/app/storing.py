@@ -156,11 +156,11 @@ def _state_result(run: Executed, result: Result) -> None:
 def walk_table(stored: Iterable[tuple[Notebook, Result]]) -> str:
     """README's table: each notebook, and the first sentence of its result, as far as its first semicolon."""
     rows = [
-        f"| [{notebook.name.replace('_', ' ', 1)}](notebooks/{notebook.path.name}) "
-        f"| {result.sentences[0].partition('; ')[0].removesuffix('.')}. |"
+        f"| [{notebook.name}](notebooks/{notebook.path.name}) "
+        f"| {re.split('[.;] ', result.sentences[0])[0].removesuffix('.')}. |"
         for notebook, result in stored
     ]
-    return "\n".join(["| notebook | answer here |", "|---|---|", *rows, ""])
+    return "\n".join(["| notebook | answer here (yours will differ) |", "|---|---|", *rows, ""])
 
 
 def with_table(readme: str, table: str) -> str:

@@ -51,6 +51,9 @@ LEAVES_OUT = {
     QUICK: "averaging",
 }
 
+# Of an epoch: the slow rungs then take seconds, and other photos are drawn in each, so that no cache holds them.
+_MOST_PHOTOS = 512
+
 _CROP_ONLY = Recipe(jitter=0)
 
 
@@ -59,7 +62,8 @@ def ladder_loaders(
 ) -> dict[str, Iterable[Any]]:
     """The loader of every rung, each of which changes one thing in the one before it; for `measure_rungs`.
 
-    All give random crops of 224 x 224, flipped or not, of all photos. `LEAVES_OUT` says what some of them leave out.
+    All give random crops of 224 x 224, flipped or not, of up to 512 photos in an epoch, drawn anew. `LEAVES_OUT`
+    says what some of them leave out.
 
     Args:
         store: Encoded photos.
@@ -77,7 +81,7 @@ def ladder_loaders(
     for what, others in (("raw pixels", list(pixels.keys)), ("small photos", list(small.keys()))):
         if others != keys:
             raise ArgumentError(f"{len(others)} {what} and {len(keys)} photos differ: build them again")
-    batch_size = max(1, min(scale.batch_size, len(pixels) // (2 * usable_cores())))
+    batch_size = max(1, min(scale.batch_size, min(len(pixels), _MOST_PHOTOS) // (2 * usable_cores())))
     tensors = ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2"))
     as_bytes = _in_workers(ImageDataset(store, transform=make_augment(_CROP_ONLY, "v2", part="geometry")), batch_size)
     return {
@@ -247,7 +251,8 @@ def _in_threads(source: Store | PixelStore, n_photos: int, batch_size: int, anti
 
 
 def _shuffled(n_photos: int) -> RandomSampler:
-    return RandomSampler(range(n_photos), generator=torch.Generator().manual_seed(0))
+    drawn = min(n_photos, _MOST_PHOTOS)
+    return RandomSampler(range(n_photos), num_samples=drawn, generator=torch.Generator().manual_seed(0))
 
 
 def _draw_line(ax: Axes, label: str, rate: float, higher: bool) -> None:

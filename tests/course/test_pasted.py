@@ -9,8 +9,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -30,6 +28,7 @@ import labkit as lk
 from labkit import course
 from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.util.pictures import encode_image
+from tests.forked import run_python
 from tests.paths import REPO
 from tests.tars import listed, make_tar, member
 
@@ -72,8 +71,7 @@ def run_script(folder: Path, *parts: str, start_method: str = "fork", environmen
     (folder / "train.py").write_text("\n".join([STARTING, *parts]))
     with tempfile.TemporaryDirectory() as sockets:  # workers leave theirs behind
         given = {**os.environ, "TMPDIR": sockets, **(environment or {})}
-        command = [sys.executable, "-X", "utf8", "train.py", start_method]
-        done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
+        done = run_python("train.py", start_method, cwd=folder, env=given)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,9 +1,6 @@
 """The stand-in behaves as a GPU, by a clock of its own; and `train.py`, the course's training, runs as a script."""
 
 import re
-import runpy
-import subprocess
-import sys
 
 import nbformat
 import pytest
@@ -13,6 +10,7 @@ import labkit as lk
 from labkit import course
 from labkit.course import ladder, training
 from labkit.course.training import StandInStep
+from tests.forked import run_python
 from tests.paths import REPO
 
 
@@ -149,8 +147,9 @@ class TestTheTrainingNow:
 
 def test_train_py_runs_as_a_script_and_tells_rate_and_waiting(tmp_path):
     photos = lk.make_photos(tmp_path / "photos", 8, progress=False)
-    command = [sys.executable, str(REPO / "notebooks/train.py"), str(photos), "--epochs", "2"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = run_python(str(REPO / "notebooks/train.py"), str(photos), "--epochs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
     assert said[0].startswith("ResNet-50 on " if torch.cuda.is_available() else "a stand-in for a GPU")
     assert [re.sub(r"[\d,]+(?= images)|\d+(?=%)", "N", line) for line in said[1:]] == [
         f"epoch {epoch}: N images/s, N% of the time waiting for batches" for epoch in range(2)
@@ -158,14 +157,11 @@ def test_train_py_runs_as_a_script_and_tells_rate_and_waiting(tmp_path):
 
 
 @pytest.mark.parametrize("given", [["nowhere"], ["--data", "."], []])
-def test_train_py_says_what_is_wrong_in_a_line(tmp_path, monkeypatch, capsys, given):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["train.py", *given])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(REPO / "notebooks/train.py"), run_name="__main__")
-    assert end.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search("nowhere|no folders train and val.*download.py|required", said)
+def test_train_py_says_what_is_wrong_in_a_line(tmp_path, given):
+    done = run_python(str(REPO / "notebooks/train.py"), *given, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert re.search("nowhere|no folders train and val.*download.py|required", done.stderr.splitlines()[-1])
 
 
 @pytest.mark.exhaustive

@@ -30,13 +30,20 @@ from tests.paths import REPO, invoke
 TYPES = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
 
 
+def written_out(key):
+    """`a.{b,c}` as `a.b` and `a.c`."""
+    start, _, rest = key.partition("{")
+    names, _, end = rest.partition("}")
+    return [f"{start}{name}{end}" for name in names.split(",")]
+
+
 def rows():
-    """The types of each key of the page; `<cause>` is written out."""
+    """The types of each key of the page; `<cause>` and `{one,another}` are written out."""
     found = {}
     for keys, types in re.findall(
         r"^\| (`.*?`) \| (.*?) \|", TEXTS["reference"].read_text().partition("## Guarantees")[0], re.M
     ):
-        names = re.findall(r"`(.*?)`", keys)
+        names = [name for each in re.findall(r"`(.*?)`", keys) for name in written_out(each)]
         kinds = types.split(", ") if types == "string, integer" else [types] * len(names)
         for name, kind in zip(names, kinds, strict=True):
             for each in [name.replace("<cause>", cause) for cause in SHARES] if "<cause>" in name else [name]:
