@@ -16,7 +16,7 @@ def test_it_is_short():
 
 def test_its_verdicts_are_those_of_the_ledger(monkeypatch):
     """Of the stored run, not of this machine's: where a new one says otherwise, correct the page."""
-    monkeypatch.setattr(ledger, "known_results", lambda results: stored_results(STORED))
+    monkeypatch.setattr(ledger, "known_results", lambda: stored_results(STORED))
     known = {row["claim"]: (row["verdict"], row["notebooks"].split(", ")) for _, row in ledger.claims().iterrows()}
     rows = re.findall(r"^\| (.*) \| \*\*(.*?)\*\*.* \| \[(\w+)\]\(.*\) \|$", PAGE.read_text(), re.MULTILINE)
     assert len(rows) >= 10

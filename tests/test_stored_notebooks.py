@@ -2,13 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from functools import cache
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from labkit.app.notebooks import find_notebooks
 from labkit.app.storing import stated, walk_table
@@ -96,22 +93,3 @@ def test_all_come_from_one_run_of_todays_measuring():
     assert [name for name, run in runs.items() if not {"run", "measure"} <= run.keys()] == [], again
     assert len({run["run"] for run in runs.values()}) == 1, again
     assert [name for name, run in runs.items() if run["measure"] < MEASURE_VERSION] == [], again
-
-
-@pytest.mark.exhaustive
-def test_nbval_turns_red_where_a_cell_breaks_or_a_checked_output_changes(tmp_path):
-    notebooks = {
-        "unchanged": ("# NBVAL_CHECK_OUTPUT\nprint('same')", "same\n", "PASSED"),
-        "checked": ("# NBVAL_CHECK_OUTPUT\nprint('new')", "old\n", "FAILED"),
-        "free": ("print('new')", "old\n", "PASSED"),
-        "broken": ("raise ValueError('broken')", "", "FAILED"),
-    }
-    for name, (source, text, _) in notebooks.items():
-        outputs = [new_output("stream", name="stdout", text=text)] if text else []
-        node = new_notebook(cells=[new_code_cell(source, outputs=outputs, execution_count=1)])
-        nbformat.write(node, tmp_path / f"{name}.ipynb")
-    options = ["-v", "-n", "0", "-c", str(REPO / "pyproject.toml"), "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, *(f"{name}.ipynb" for name in notebooks)]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
-    outcomes = re.findall(r"::Cell 0 (PASSED|FAILED) ", said)  # in the order of the command line
-    assert outcomes == [outcome for *_, outcome in notebooks.values()], said

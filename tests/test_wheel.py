@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import labkit as lk
-from labkit.util.machine import DISTRIBUTION, IS_CLONE, env_id
+from labkit.util.machine import DISTRIBUTION, IS_CLONE
 from tests.paths import REPO, contents
 
 TAKEN = "labkit"  # on the package index, another project's
@@ -85,12 +85,9 @@ def test_it_lists_its_notebooks_and_names_its_extras_without_the_clone(wheel, py
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.exhaustive
-def test_a_tour_in_an_empty_folder(python, tmp_path):
-    done = python("-m", "labkit", "tour", "--only", "00")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "results" / env_id() / "00_measure.html").is_file()
-    assert {path.name for path in tmp_path.iterdir()} == {"labkit-notebooks", "results"}
+def test_its_notebooks_are_copied_to_where_a_reader_is_and_its_scripts_run(python, tmp_path):
+    done = python("-c", "from labkit.app.notebooks import update_copies; update_copies(print)")
+    assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "labkit-notebooks" / ".labkit-copies.json").read_text())
     assert set(record) == {name for name in contents(tmp_path / "labkit-notebooks") if not name.startswith(".")}
     script = tmp_path / "labkit-notebooks" / "data_scripts" / "make_photos.py"

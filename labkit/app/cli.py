@@ -1,11 +1,9 @@
 """The command line: `python -m labkit`. Each command imports what it needs, so that `labkit list` answers at once."""
 
 import os
-import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +16,6 @@ from labkit.app.commands import (
     call,
     end_unprinted,
     one_line_errors,
-    refuse_gone,
     say,
     split_program,
     summary,
@@ -27,21 +24,6 @@ from labkit.app.site import site
 from labkit.errors import ArgumentError, MissingLibraryError, StorageError
 from labkit.util.machine import is_labkits, missing_library
 from labkit.util.process import print_utf8
-
-_FLAGS = {r"\bshort_side\b": "--short-side", r"\bquality(?= must|=)": "--quality"}
-
-
-@contextmanager
-def flags_for_names() -> Iterator[None]:
-    """Let an error speak of the command's options in place of arguments."""
-    try:
-        yield
-    except ValueError as error:
-        message = str(error)
-        for name, flag in _FLAGS.items():
-            message = re.sub(name, flag, message)
-        raise ArgumentError(message) from error
-
 
 COMMANDS: dict[str, Callable[..., Any]] = {}
 
@@ -79,15 +61,11 @@ _EXTRAS = {"diagnose": "loaders", "convert": "loaders", "peers": "peers"}  # of 
 def parse(words: Sequence[str]) -> Namespace:
     """Read a command line; what is wrong with it is said in one line, with exit code 2."""
     name, *rest = words = [*words] or ["--help"]
-    refuse_gone(name)
     given: list[str] = []
     if name == "watch":
         words, given = _split_watch(rest)
     elif name == "diagnose" and "--" in rest:
         words, given = words[: words.index("--")], words[words.index("--") + 1 :]
-    if name != "watch":  # of its words, most are a script's
-        for word in words[1:]:
-            refuse_gone(name, word.partition("=")[0])
     parsed = command_line().parse_args(words)
     if given:
         parsed.arguments = given
@@ -205,9 +183,6 @@ def peers(
     with one_line_errors("labkit", OSError, ValueError, HostError):
         if own and chosen:
             raise ArgumentError(f"--own reads your photos, and --class {classes} others: pass one of them")
-        for option, given in (("--class", chosen), ("--only", names)):
-            for name in given:
-                refuse_gone("peers", f"{option} {name.lower()}")
         for name in [require_choice("--class", name, CLASSES) for name in chosen] or ["imagenet"]:
             run_peers(name, own=own, only=names, rounds=rounds or None)
 
@@ -292,19 +267,14 @@ _command()(site)
 
 
 @_command()
-def claims(
-    results: Annotated[
-        str, Option(help="Folder of a tour's results (default: results, here or next to the notebooks' folder).")
-    ] = "",
-    scale: _Scale = "",
-) -> None:
+def claims(scale: _Scale = "") -> None:
     """Check published claims against what tours have found on this machine, else against the stored run."""
     from shutil import get_terminal_size
 
     from labkit.course.ledger import claims as judged, lines_of
 
     with one_line_errors("labkit", OSError, ValueError):
-        table = judged(results or None)
+        table = judged()
     for line in lines_of(table, get_terminal_size((100, 24)).columns):
         say(line)
 
@@ -322,7 +292,7 @@ def convert(
     """Decompress a tar to a plain one, which TarStore reads in any order; or tile the JPEGs of a folder, tar or URL."""
     from labkit.util.arguments import require_choice
 
-    with one_line_errors("labkit", OSError, ValueError, RuntimeError), flags_for_names():
+    with one_line_errors("labkit", OSError, ValueError, RuntimeError):
         if require_choice("to", to, ("tar", "tiles")) == "tar":
             from labkit.data.tar_stream import convert_tar
 

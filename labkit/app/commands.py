@@ -12,7 +12,6 @@ from types import UnionType
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from labkit.errors import ArgumentError
-from labkit.util.gone import told_if_gone
 
 
 @dataclass(frozen=True)
@@ -111,17 +110,9 @@ def split_program(function: Callable[..., Any], words: Sequence[str]) -> tuple[l
         if words[number] == "--":
             return [*words[:number]], [*words[number + 1 :]]
         if flag not in options:
-            refuse_gone(function.__name__, flag)
             raise ArgumentError(f"no option {flag}")
         number += 1 if equals or options[flag].nargs == 0 else 2
     return [*words[:number]], [*words[number:]]
-
-
-def refuse_gone(command: str, option: str = "") -> None:
-    """Print what to use instead of a command or option that is gone, and exit with code 2; else do nothing."""
-    if told := told_if_gone(f"labkit {command} {option}".strip()):
-        say(f"labkit: {told}", to_stderr=True)
-        raise SystemExit(2)
 
 
 def call(parsed: argparse.Namespace) -> Any:

@@ -1,9 +1,6 @@
 """What this machine offers, and what is missing."""
 
-import operator
-import platform
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
@@ -12,7 +9,6 @@ from pathlib import Path
 from labkit.util.machine import (
     DISTRIBUTION,
     core_limits,
-    disk_under,
     environment,
     install_command,
     package_version,
@@ -72,25 +68,8 @@ def _decoding() -> Iterator[tuple[str, str]]:
         yield "JPEGs in part", f"not available, so images are decoded completely, which is slower: {error}"
 
 
-_HERE = {
-    "sys_platform": sys.platform,
-    "platform_machine": platform.machine(),
-    "python_version": "{}.{}".format(*sys.version_info),
-}
-_CONDITION = re.compile(r"""(\w+)\s*(==|!=|<=|>=|<|>)\s*["']([^"']+)["']""")
-_SIGNS = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
-}  # fmt: skip
-
-
-def _applies(marker: str) -> bool:
-    """Whether the conditions of a requirement hold here; they are joined by `and`, as pyproject.toml has them."""
-    conditions = [each for each in _CONDITION.findall(marker) if each[0] in _HERE]
-    return all(_SIGNS[sign](_comparable(_HERE[name]), _comparable(value)) for name, sign, value in conditions)
-
-
-def _comparable(value: str) -> list[int | str]:
-    return [int(part) if part.isdigit() else part for part in value.split(".")]
+# Of a package that only some machines can have, nothing is said.
+_OF_SOME_MACHINES = re.compile("sys_platform|platform_machine|python_version")
 
 
 def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
@@ -102,7 +81,11 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
     requirements = [text.partition(";")[::2] for text in about.get_all("Requires-Dist", [])]
     found = {}
     for name in sorted(about.get_all("Provides-Extra", [])):
-        own = [text for text, marker in requirements if re.search(f"extra == .{name}\\b", marker) and _applies(marker)]
+        own = [
+            text
+            for text, marker in requirements
+            if re.search(f"extra == .{name}\\b", marker) and not _OF_SOME_MACHINES.search(marker)
+        ]
         needed = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in own]
         missing = [package for package in needed if package_version(package) is None]
         found[name] = f"lacks {', '.join(missing)}: {install_command(name)}" if missing else "complete"
@@ -110,16 +93,14 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
 
 
 def _describe_photo_folder() -> str:
-    """The photos' place, and the kind of disk according to the kernel; a virtual disk may be of any kind."""
+    """The photos' place."""
     try:
         root = photo_root("imagenet")
     except OSError as error:  # no home folder
         return str(error)
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
-    name, rotating = disk_under(root)
-    kind = "virtual" if name.startswith(("vd", "xvd")) else "rotating" if rotating else "solid-state"
-    return f"{root}, {kind} disk {name}" if name else f"{root}, unknown kind of disk"
+    return str(root)
 
 
 def _place_of_photos() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The numbered notebooks: found, described, run in fresh kernels, and copied for readers who installed a wheel."""
 
 import asyncio
-import atexit
 import hashlib
 import json
 import os
@@ -138,8 +137,6 @@ def _run_kernel(client: Any, temporary: Path, environment: Mapping[str, str]) ->
                 client.shutdown_kernel = "immediate"  # if the interrupt did not end the cell
                 raise
     finally:
-        if client.km is None:  # the kernel has ended: after a Ctrl-C, nbclient would end it again at exit, and fail
-            atexit.unregister(client._cleanup_kernel)
         if not is_interrupted:
             sys.stderr.write((temporary / "stderr").read_text(errors="replace"))
 

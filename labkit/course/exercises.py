@@ -1,18 +1,23 @@
 """Exercises: a check prints whether an answer is right, or what is wrong with it. It never raises.
 
-What is not answered yet prints nothing.
+What is not answered yet prints nothing. A prediction is a guess before a measurement, drawn beside it.
 """
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from numbers import Real
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from labkit.measure.frames import COLUMNS
+from labkit.measure.recorder import Prediction, guesses, unmarked
 from labkit.measure.statistics import summarize
+from labkit.util.arguments import require_a, require_positive
 
 Judge = Callable[[Any], object]
 
@@ -118,10 +123,36 @@ def own_runs(*, rounds: int = 3, widest: float = 0.5, speedup: float = 0) -> Jud
     return judge
 
 
+def predict(label: str, speedup: float | EllipsisType | None, because: str = "") -> Prediction | None:
+    """Note a guess, which `plot_speedup` marks at the variant of that label; it replaces an earlier guess.
+
+    Args:
+        label: The variant's label; a plot that has only a similar one warns.
+        speedup: Expected rate divided by the baseline's: 2.0 is twice as fast, 0.5 half as fast. `...` or None: the
+            reader has not guessed yet, and nothing is printed or marked.
+        because: The reason, in a few words.
+
+    Raises:
+        ValueError: `speedup` is not a positive number.
+        TypeError: `because` is no text, as where 1,5 is written for 1.5.
+    """
+    is_open = speedup is None or speedup is ...
+    require_a(str, "because", because, "a reason in words (a number has a decimal point: 1.5, not 1,5)")
+    guesses[label] = None if is_open else Prediction(label, float(require_positive("speedup", speedup)), because)
+    if not is_open:
+        unmarked.add(label)
+    return guesses[label]
+
+
 def _expect(holds: object, message: str) -> None:
     """`assert`, also under `python -O`."""
     if not holds:
         raise AssertionError(message)
+
+
+def global_generators() -> tuple[str, ...]:
+    """The states of the generators of Python, NumPy and torch, to compare."""
+    return repr(random.getstate()), repr(np.random.get_state(legacy=False)), str(torch.get_rng_state().tolist())
 
 
 def _until_answered(answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,6 @@ Claims and figures are theirs; ours are read from the notebooks' results. A clai
 judged as a ratio of two of its figures, or as a direction if it has only one.
 """
 
-import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -174,22 +173,16 @@ LEDGER = (
 )  # fmt: skip
 
 
-def claims(results: str | os.PathLike | None = None) -> pd.DataFrame:
+def claims() -> pd.DataFrame:
     """The ledger: each claim, its figure, what these notebooks found, and a verdict. Times nothing.
-
-    Args:
-        results: Folder of a tour's results; default as for `labkit tour`, else the stored run.
 
     Returns:
         One row per claim, by `id`: `source`, `claim`, `theirs`, `ours` (each test with its ratio and 95 % interval),
         `verdict`, `notebooks`, `note`, and for plots `claimed`, `ratio`, `low`, `high` of the first test.
 
-    Raises:
-        FileNotFoundError: `results` holds no results of this machine.
-
     Shown in: notebooks/guide/claims.md
     """
-    return judged(known_results(results))
+    return judged(known_results())
 
 
 def judged(known: Mapping[str, Result]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.errors import ArgumentError, MissingFileError
+from labkit.errors import ArgumentError
 from labkit.measure.recorder import RESULTS_VARIABLE, current_recorder
 from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, environment, own_photos, scale
 
@@ -183,31 +183,21 @@ def recorded_results(folder: Path) -> dict[str, Result]:
     return found
 
 
-def known_results(results: str | os.PathLike | None = None) -> dict[str, Result]:
+def known_results() -> dict[str, Result]:
     """The results of this machine's tours, and the stored run's for notebooks that have not run here.
 
-    Args:
-        results: Folder of a tour's results. Default: where a running tour records, else `results` here or next to the
-            notebooks' folder, if it exists. Runs at scale `ci` are too short to count.
+    They are where a running tour records, else in `results` here or next to the notebooks' folder. Runs at scale `ci`
+    are too short to count.
 
     Raises:
-        FileNotFoundError: `results` is given and holds no results of this machine.
         ValueError: a file is damaged; names it.
     """
-    if results is not None:
-        folders = [Path(results, env_id(), "results"), Path(results, "results")]
-    elif collected := os.environ.get(RESULTS_VARIABLE):
+    if collected := os.environ.get(RESULTS_VARIABLE):
         folders = [Path(collected).with_name("results")]
     else:
         beside = NOTEBOOK_FOLDER.parent if IS_CLONE else Path("..")  # a wheel's run as copies, in a folder
         folders = [root / "results" / env_id() / "results" for root in (Path(), beside)]
     folder = next(filter(Path.is_dir, folders), None)
-    if results is not None and folder is None:
-        machine = f"this machine ({env_id()})"
-        raise MissingFileError(
-            f"no results of {machine} in {results}: `python -m labkit tour` records them, in `results` where it is "
-            "started"
-        )
     own = recorded_results(folder) if folder else {}
     return stored_results() | {name: found for name, found in own.items() if found.scale != "ci"}
 

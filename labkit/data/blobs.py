@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from labkit.errors import (
@@ -40,15 +40,6 @@ _MAX_WAIT_S = 10  # between two attempts, whatever the server asks for
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, *range(500, 600)}) - {501}  # a method that the server lacks
 _BOTOCORE_CONNECTIONS = 10  # botocore.endpoint.MAX_POOL_CONNECTIONS
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # of fsspec's info
-
-
-class Extent(NamedTuple):
-    """A range of bytes that a read touches, and whether its file has to be opened first."""
-
-    file: str
-    offset: int
-    size: int
-    opens: bool = False
 
 
 class Blob(Protocol):

@@ -21,7 +21,7 @@ from itertools import islice
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from operator import index
-from typing import Any, NamedTuple, Never, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -35,7 +35,6 @@ from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
-from labkit.util.gone import refuse_arguments
 from labkit.util.process import warn_caller
 from labkit.util.ranks import number_in_environment, rank_and_world_size
 
@@ -700,7 +699,6 @@ def read_shards(
     verify: bool = False,
     storage_options: dict[str, Any] | None = None,
     reads_in_flight: int = 1,
-    **removed: Never,
 ) -> ShardDataset:
     """Images and labels of WebDataset shards, as a data set for torch's `DataLoader`.
 
@@ -742,7 +740,6 @@ def read_shards(
 
     Taught in: notebooks/08b_shard_order.ipynb
     """
-    refuse_arguments("read_shards", removed)
     register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)

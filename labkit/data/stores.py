@@ -13,7 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.data.blobs import Extent
 from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES
 from labkit.errors import ArgumentError, MissingFileError, MissingKeyError, WrongTypeError
 from labkit.util.arguments import kind_of, require_a, require_path
@@ -85,14 +84,6 @@ def changed_since(path: Path, keys: Iterable[str], times: Mapping[str, float]) -
     except FileNotFoundError:
         return []
     return [key for key in keys if times.get(key, math.nan) >= began_s]
-
-
-@runtime_checkable
-class HasExtents(Protocol):
-    """A store that knows what a disk does for a read."""
-
-    def extents(self, key: str, first: bool) -> Iterator[Extent]:
-        """What `read(key)` touches; `first`: the first read of the process."""
 
 
 def is_image(key: str) -> bool:
@@ -302,10 +293,6 @@ class FolderStore(ListedStore):
     def changed_at(self) -> np.ndarray:
         """When each file was last changed or put there, in seconds since 1970, float64, in the order of `keys()`."""
         return np.fromiter((self._status(key).st_ctime for key in self.keys()), np.float64, len(self))
-
-    def extents(self, key: str, first: bool) -> Iterator[Extent]:
-        """What a disk does for `read(key)`, for `SimulatedStore`: it opens one file and reads its bytes."""
-        yield Extent(self._path(key), 0, self._size(key), opens=True)
 
     def _size(self, key: str) -> int:
         return self._status(key).st_size

@@ -29,7 +29,6 @@ import numpy as np
 from labkit.data.blobs import (
     Blob,
     BlobFile,
-    Extent,
     LocalBlob,
     allow_requests,
     is_url,
@@ -163,12 +162,6 @@ class TarStore(ListedStore):
         """Bytes of each image, int64, in the order of `keys()`."""
         index = self._index()
         return index.sizes[[index.row(key) for key in self.keys()]]
-
-    def extents(self, key: str, first: bool) -> Iterator[Extent]:
-        """What a disk has to touch for `read(key)`, for `SimulatedStore`. `first`: whether it is the process' first."""
-        index = self._index()
-        row = index.row(plain_name(key))
-        yield Extent(self.name, index.offsets[row].item(), index.sizes[row].item(), opens=first)
 
     def _why_empty(self) -> str:
         tars = [name for name in self.names() if name.lower().endswith(TAR_SUFFIXES)]

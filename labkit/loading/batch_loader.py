@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import current_thread
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,7 +56,6 @@ from labkit.util.arguments import (
     require_range,
     require_seed,
 )
-from labkit.util.gone import refuse_arguments
 from labkit.util.process import PerProcess, use_one_torch_thread
 from labkit.util.ranks import cores_per_rank
 
@@ -191,9 +190,7 @@ class BatchLoader(Labeled, Resumable):
         prefetch_factor: int = 2,
         pin_memory: bool | None = None,
         reads_in_flight: int | None = None,
-        **removed: Never,
     ):
-        refuse_arguments("BatchLoader", removed)
         self.size = size
         self.batch_size = require_int("batch_size", batch_size)
         self._seed = seed = require_seed(seed)

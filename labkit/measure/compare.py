@@ -91,7 +91,7 @@ def compare(
         progress: Show a progress bar.
         rung: Whether it is a notebook's main comparison, which a tour's page draws. Others take the fewest rounds
             unless `LABKIT_THOROUGH` is set.
-        factors: Further columns, `{"storage": "folder"}` or, by variant, `{"storage": {"tar": "simulated hard disk"}}`.
+        factors: Further columns, `{"storage": "folder"}` or, by variant, `{"storage": {"tar": "hard disk"}}`.
 
     Returns:
         One row per run, with the columns of `labkit.measure.frames`; `images_per_s` is the steady state's. The loaders

@@ -23,7 +23,6 @@ from labkit.measure.recorder import guesses, unmarked
 from labkit.measure.statistics import (
     are_interleaved,
     describe,
-    name_storage,
     paired_ratios,
     quiet_summary,
 )
@@ -153,9 +152,8 @@ def plot_speedup(
             marks.append(guess.speedup)
             unmarked.discard(label)
     _warn_of_misspelt(list(others.index))
-    named = [name_storage(label, runs) for label in others.index]
-    name_rows(ax, named)
-    ax.set(xlabel=f"speed-up over {name_storage(base, runs)} (x)")
+    name_rows(ax, others.index)
+    ax.set(xlabel=f"speed-up over {base} (x)")
     _draw_line(ax, 1, "1x", color="0.3", linestyle="-", side="right")
     if ceiling is not None:
         _draw_line(ax, ceiling, f"ceiling {format_ratio(ceiling)}x", color=LIMIT, linestyle="--", side="left")
@@ -164,7 +162,7 @@ def plot_speedup(
     ax.set_xlim(max(low, min(marks) - reach, -0.03 * (max(marks) + reach)), min(high, max(marks) + reach))
 
     put_legend_below(ax, columns=2, side="right")
-    write_title(ax, title or describe(others.set_axis(named), name_storage(base, runs)))
+    write_title(ax, title or describe(others, base))
     return ax
 
 

@@ -181,7 +181,7 @@ def conclude(frame: pd.DataFrame, *, baseline: str | None = None) -> str:
 
     Returns:
         The sentence. Ratios, 95 % intervals, verdicts and notes are those of `summarize`; a variant without a verdict
-        is not judged. Labels stand in quotes, with the storage if that is simulated.
+        is not judged. Labels stand in quotes.
 
     >>> lk.conclude(runs)  # doctest: +SKIP
 
@@ -195,7 +195,7 @@ def conclude(frame: pd.DataFrame, *, baseline: str | None = None) -> str:
     others = summary.drop(index=base)
     if others.empty:
         raise ArgumentError(f"the frame holds only its baseline {base!r}: there is nothing to compare it with")
-    names = {label: f'"{name_storage(label, frame)}"' for label in summary.index}  # quoted: labels may contain commas
+    names = {label: f'"{label}"' for label in summary.index}  # quoted: labels may contain commas
 
     best = most_telling(others)
     row = others.loc[best]
@@ -228,13 +228,6 @@ def describe(others: pd.DataFrame, base: str) -> str:
     low, high, ratio = others.loc[best, ["ci_low", "ci_high", "speedup"]]
     told = f"{best}: {format_ratio(ratio)} times as fast as {base}"
     return f"{told}, inconclusive" if low <= 1 <= high or np.isnan(low) else told
-
-
-def name_storage(label: str, runs: pd.DataFrame) -> str:
-    """A variant's label, with its storage if that is simulated: "tar (simulated hard disk)"."""
-    storage = runs.loc[runs["variant"] == label, "storage"].dropna().astype(str).unique()
-    told = ", ".join(name for name in storage if "simulated" in name)
-    return f"{label} ({told})" if told and "simulated" not in label else str(label)
 
 
 def most_telling(others: pd.DataFrame) -> str:

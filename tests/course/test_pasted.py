@@ -9,7 +9,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import tarfile
 import tempfile
 import time
@@ -305,7 +304,7 @@ class TestDecoding:
         after = """
 if __name__ == "__main__":
     import json, torch
-    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, shuffle=True)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, shuffle=True, persistent_workers=True)
     print(json.dumps([sum(len(images) for images, _ in loader) for _ in range(2)]))
 """
         (tmp_path / "train").symlink_to(photos / "train")
@@ -450,8 +449,8 @@ if __name__ == "__main__":
         assert photo.width <= 1000  # of the large one's 2000 pixels
 
     @pytest.mark.skipif(not shutil.which("jpegtran"), reason="jpegtran is not installed")
-    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray", "progressive"])
-    @pytest.mark.parametrize("width", [512, 500, 488, 333, 300, 31])
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:0", "gray", "progressive"])
+    @pytest.mark.parametrize("width", [512, 333, 31])
     def test_restart_markers_change_no_pixel_and_crops_can_be_cut_out(self, monkeypatch, tmp_path, subsampling, width):
         monkeypatch.chdir(tmp_path)
         pixels = np.random.default_rng(0).integers(0, 256, (200, width, 3), np.uint8)
@@ -525,10 +524,13 @@ if __name__ == "__main__":
 """
 
     @pytest.mark.parametrize(
-        "wrapped", ["", "dataset = torch.utils.data.Subset(Photos(), range(32))"], ids=["", "part"]
+        ("start_method", "kept", "wrapped"),
+        [
+            ("fork", False, ""),
+            ("forkserver", True, "dataset = torch.utils.data.Subset(Photos(), range(32))"),
+            ("spawn", True, ""),
+        ],
     )
-    @pytest.mark.parametrize("kept", [True, False], ids=["kept", "new"])
-    @pytest.mark.parametrize("start_method", START_METHODS)
     def test_no_worker_repeats_a_draw(self, tmp_path, start_method, kept, wrapped):
         workers = f"num_workers=2, persistent_workers={kept}"
         block = replaced(
@@ -583,8 +585,7 @@ if __name__ == "__main__":
     print(json.dumps([[numbers.tolist() for _, numbers in loader] for _ in range(2)]))
 """
 
-    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-    def test_ranks_with_unequal_shards_make_as_many_batches(self, tmp_path, start_method):
+    def test_ranks_with_unequal_shards_make_as_many_batches(self, tmp_path):
         """Two ranks of two workers: one has 4 shards of 6 samples, the other 3 shards of 4."""
         (tmp_path / "shards").mkdir()
         photo, owned = encode_image(Image.new("RGB", (8, 8)), "JPEG"), ([], [])
@@ -599,7 +600,7 @@ if __name__ == "__main__":
         for rank in (0, 1):
             environment = {"RANK": str(rank), "WORLD_SIZE": "2"}
             parts = self.BEFORE, block, self.BATCHES
-            epochs = run_script(tmp_path, *parts, start_method=start_method, environment=environment)
+            epochs = run_script(tmp_path, *parts, environment=environment)
             assert list(map(len, epochs)) == [6, 6]
             assert {number for batches in epochs for batch in batches for number in batch} <= set(owned[rank])
             for batches in epochs if rank == 0 else ():
@@ -646,16 +647,15 @@ if __name__ == "__main__":
         assert sorted(labels) == list(range(36))
         assert {in_memory - own for in_memory, own in sizes} == {0}
 
-    @pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2)])
-    def test_so_do_those_of_object_storage(self, tmp_path, num_workers, start_method):
+    def test_so_do_those_of_object_storage(self, tmp_path):
         """Whose command is one that reads a file, here."""
         block = replaced(
             do_this("08_shard_formats", 1),
             ("aws s3 cp s3://bucket/shard-{i:06d}.tar -", "cat shards/shard-{i:06d}.tar"),
             ("range(980)", f"range({self.N_SHARDS})"), ("shuffle(1000)", "shuffle(1)"),
-            ("num_workers=8", f"num_workers={num_workers}"), ("batch_size=64", "batch_size=3"),
+            ("num_workers=8", "num_workers=2"), ("batch_size=64", "batch_size=3"),
         )  # fmt: skip
-        self.check(tmp_path, block, start_method, "shard-{:06}.tar")
+        self.check(tmp_path, block, "fork", "shard-{:06}.tar")
 
     @pytest.mark.parametrize("start_method", START_METHODS)
     def test_so_do_those_of_a_rank_at_scale(self, tmp_path, start_method):
@@ -681,7 +681,7 @@ if __name__ == "__main__":
     start = time.perf_counter()
     together = seen(keys, shuffle=False, batch_size=40)
     took_s = time.perf_counter() - start
-    epochs = [seen(keys, batch_size=20, num_workers=n) for n in (2, 0, 2)]
+    epochs = [seen(keys, batch_size=20, num_workers=n) for n in (2, 0)]
     print(json.dumps([took_s, together, *epochs]))
 """
 
@@ -698,8 +698,8 @@ if __name__ == "__main__":
         took_s, together, *epochs = found
         expected = [[f"bucket/é {n}.txt", n] for n in range(40)]
         assert together == expected
-        assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
-        assert len({json.dumps(epoch) for epoch in epochs}) == 3  # shuffled
+        assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 2
+        assert epochs[0] != epochs[1]  # shuffled
         assert took_s < 40 * 0.5, "one after the other, they take at least this long"
 
 
@@ -785,8 +785,10 @@ if __name__ == "__main__":
         orders = [[number for number, _ in epoch] for epoch in (*in_one_process["seen"], *other)]
         assert len(set(map(tuple, orders))) == len(orders)
 
-    @pytest.mark.parametrize(("num_workers", "kept"), [(1, True), (3, False), (3, True)])
-    @pytest.mark.parametrize("start_method", START_METHODS)
+    @pytest.mark.parametrize(
+        ("start_method", "num_workers", "kept"),
+        [("fork", 1, True), ("fork", 3, False), ("forkserver", 3, True), ("spawn", 2, True)],
+    )
     def test_any_number_of_workers_gives_the_same(self, in_one_process, odd_names, start_method, num_workers, kept):
         assert self.train(odd_names, num_workers, kept, start_method) == in_one_process
 
@@ -853,14 +855,19 @@ if __name__ == "__main__":
         before = self.MANY.replace("N_NAMES", "200_000")
         return self.train(folder, start_method, before, self.MEMORY, ("batch_size=64", "batch_size=2000"), *changes)
 
-    @pytest.mark.parametrize("start_method", START_METHODS)
-    def test_no_worker_has_a_copy_of_the_names(self, tmp_path, start_method):
-        packed = self.private_mb(tmp_path, start_method)
-        in_list = self.private_mb(tmp_path, start_method, ("self.names = PackedNames(names)", "self.names = names"))
-        assert max(packed) + 10 < min(in_list)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def packed(cls, tmp_path_factory):
+        """The private memory of workers of the block as it stands, by how they start."""
+        return cache(lambda start_method: cls().private_mb(tmp_path_factory.mktemp("packed"), start_method))
 
-    def test_a_collection_copies_nothing_that_was_frozen(self, tmp_path):
-        frozen = self.private_mb(tmp_path, "fork")
+    @pytest.mark.parametrize("start_method", ["fork", "spawn"])
+    def test_no_worker_has_a_copy_of_the_names(self, tmp_path, packed, start_method):
+        in_list = self.private_mb(tmp_path, start_method, ("self.names = PackedNames(names)", "self.names = names"))
+        assert max(packed(start_method)) + 10 < min(in_list)
+
+    def test_a_collection_copies_nothing_that_was_frozen(self, tmp_path, packed):
+        frozen = packed("fork")
         thawed = self.private_mb(tmp_path, "fork", ("gc.collect(); gc.freeze()", "gc.collect()"))
         assert min(frozen) + 10 < max(thawed)  # the worker that has collected
 
@@ -888,20 +895,6 @@ class TestIndexedTar:
         for name in ("link", "hard", "folder", "gone"):
             with pytest.raises(KeyError):
                 files.read(name)
-
-    def test_a_sparse_file_is_left_out(self, tmp_path):
-        with open(tmp_path / "sparse.bin", "wb") as file:
-            file.seek(1_000_000)
-            file.write(b"end")
-        (tmp_path / "plain.bin").write_bytes(b"plain")
-        names = ["sparse.bin", "plain.bin"]
-        subprocess.run(["tar", "--sparse", "-cf", "a.tar", *names], cwd=tmp_path, check=True)
-        files = pasted(self.STEM)["IndexedTar"](tmp_path / "a.tar", tmp_path / "index.json")
-        with tarfile.open(tmp_path / "a.tar") as tar:
-            assert tar.getmember("sparse.bin").issparse()
-        assert files.read("plain.bin") == b"plain"
-        with pytest.raises(KeyError):
-            files.read("sparse.bin")
 
     def test_a_compressed_tar_is_refused(self, tmp_path):
         path = make_tar(tmp_path / "a.tar", self.MEMBERS, "w:gz")  # whatever its name says
@@ -947,8 +940,8 @@ if __name__ == "__main__":
     files, epochs = Files(), []
     files[3]  # a look, before workers start
     for num_workers in (0, 2):
+        loader = DataLoader(files, 4, shuffle=True, num_workers=num_workers, persistent_workers=num_workers > 0)
         for epoch in range(2):
-            loader = DataLoader(files, 4, shuffle=True, num_workers=num_workers)
             epochs.append(sorted([name, text] for batch in loader for name, text in zip(*batch)))
     print(json.dumps(epochs))
 """
@@ -969,7 +962,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 0), ("fork", 2), ("forkserver", 2), ("spawn", 2)])
+@pytest.mark.parametrize(("start_method", "num_workers"), [("fork", 2), ("forkserver", 2), ("spawn", 2)])
 def test_a_loader_of_scaled_crops_reads_files_of_all_kinds(photos, tmp_path, start_method, num_workers):
     """13."""
     (tmp_path / "photos").symlink_to(photos / "train")
@@ -982,27 +975,26 @@ def test_a_loader_of_scaled_crops_reads_files_of_all_kinds(photos, tmp_path, sta
     assert all(shape == [n, 3, 224, 224] and dtype == "torch.uint8" for shape, dtype, n in shapes)
 
 
-LABELS = """
-if __name__ == "__main__":
-    import json
-    print(json.dumps([label for _, labels in loader for label in labels.tolist()]))
-"""
-
-
-def test_ranks_share_the_photos(tmp_path):
+def test_ranks_share_the_photos(tmp_path, monkeypatch):
     """13: under DDP, each photo is read by one rank; each is in a class of its own here."""
     for number in range(6):
         (tmp_path / "photos" / str(number)).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "photos" / str(number) / "photo.png")
+    monkeypatch.chdir(tmp_path)
     block = replaced(
         do_this("13_peers"), ("num_workers=max(1, cores), persistent_workers=True", "num_workers=0"),
     )  # fmt: skip
-    found = [
-        run_script(tmp_path, block, LABELS, environment={"RANK": str(rank), "WORLD_SIZE": "3"}) for rank in range(3)
-    ]
+
+    def labels_of(rank, world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        names = {"__name__": "train"}
+        exec(block, names)  # noqa: S102
+        return [label for images, labels in names["loader"] for label in labels.tolist()]
+
+    found = [labels_of(rank, 3) for rank in range(3)]
     assert [len(labels) for labels in found] == [2, 2, 2]
-    assert sorted(label for labels in found for label in labels) == list(range(6))
-    assert sorted(run_script(tmp_path, block, LABELS)) == list(range(6))
+    assert sorted(label for labels in found for label in labels) == sorted(labels_of(0, 1)) == list(range(6))
 
 
 CORES = """
@@ -1035,9 +1027,7 @@ def test_a_rank_has_one_worker_for_each_of_its_cores_as_with_labkit(stem, n_allo
         (None, 8, 1, 8),
         ("max 100000\n", 8, 1, 8),
         ("250000 100000\n", 8, 1, 2),
-        ("400000 200000\n", 8, 1, 2),
         ("50000 100000\n", 8, 1, 1),
-        ("800000 100000\n", 2, 1, 2),
         ("600000 100000\n", 8, 3, 2),
         (None, 2, 3, 1),
     ],

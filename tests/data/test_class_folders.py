@@ -7,7 +7,7 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 import labkit as lk
-from labkit.course import DISKS, SimulatedStore, serve_folder
+from labkit.course import serve_folder
 from labkit.data.labels import LabelWarning
 from tests.image_files import write_pictures
 from tests.labeled import every_way
@@ -54,7 +54,7 @@ def tiled(folder: Path) -> Path:
 
 SOURCES = {
     "folder": Path, "tar": tar_of, "folder of tars": shards_of, "tiled": tiled,
-    "fsspec": lambda folder: f"file://{folder}", "simulated": lambda folder: SimulatedStore(folder, DISKS["hdd"]),
+    "fsspec": lambda folder: f"file://{folder}",
 }  # fmt: skip
 
 

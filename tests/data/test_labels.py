@@ -20,7 +20,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit import course
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
 from labkit.errors import PixelError
@@ -217,13 +216,12 @@ EXPECTED = [(name, 80 * gray) for name, gray in IN_ORDER.values()]
 
 
 @every_way
-@pytest.mark.parametrize("given", ["mapping", "server", "store of one's own", "simulated", "keys"])
+@pytest.mark.parametrize("given", ["mapping", "server", "store of one's own", "keys"])
 def test_a_list_is_in_the_order_that_was_given(server, tmp_path, labeled, given):
     server.files = {f"/p/{key}": data for key, data in photos().items()}
     source = {
         "mapping": photos, "server": lambda: lk.HttpStore(f"{server.url}/p", keys=list(IN_ORDER)),
         "store of one's own": lambda: OwnStore(photos()),
-        "simulated": lambda: course.SimulatedStore(photos(), wait=False),
         "keys": lambda: MemoryStore(photos()),
     }[given]()  # fmt: skip
     options = {"keys": list(IN_ORDER)} if given == "keys" else {}
@@ -244,12 +242,11 @@ def found(tmp_path, server):
     return {
         "folder": tmp_path / "folder", "tar": tmp_path / "x.tar", "tars": tmp_path / "tars",
         "listing": f"{server.url}/p",
-        "simulated": course.SimulatedStore(tmp_path / "folder", wait=False),
     }  # fmt: skip
 
 
 @every_way
-@pytest.mark.parametrize("place", ["folder", "tar", "tars", "listing", "simulated"])
+@pytest.mark.parametrize("place", ["folder", "tar", "tars", "listing"])
 def test_a_list_is_refused_where_names_were_sorted(found, tmp_path, labeled, place):
     with pytest.raises(ValueError, match=r"labels is list, which goes by position, .* found and sorted.* keys=names"):
         labeled(found[place], tmp_path / "made", labels=NAMES)

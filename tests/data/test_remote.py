@@ -16,9 +16,7 @@ import fsspec
 import pytest
 
 from labkit import FolderStore, HttpStore, ObjectStore, PixelStore, TarStore, course, open_store, write_shards
-from labkit.course import SimulatedStore
 from labkit.data.remote import reads_ahead
-from labkit.data.simulated_disks import Disk
 from labkit.data.stores import ListedStore
 from labkit.errors import StorageError, TarError
 from tests.image_files import KEYS, read_all
@@ -301,8 +299,7 @@ def test_headers_that_lie_far_apart_are_found_whatever_fails_meanwhile(server, t
 
 
 def test_members_are_asked_for_at_a_time(remote, server, image_folder):
-    """Through a simulated disk, too."""
-    SimulatedStore(remote, Disk("no wait")).allow_requests(12)
+    remote.allow_requests(12)
     remote.keys()
     assert read_together(server, TAR, lambda: remote.read(DOG), 12) == {(image_folder / DOG).read_bytes()}
 

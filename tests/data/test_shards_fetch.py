@@ -251,11 +251,6 @@ def test_workers_open_connections_of_their_own(http, s3, expected, method):
     assert sorted(sums(two)) == sorted(expected)
 
 
-def test_an_argument_of_earlier_versions_names_what_takes_its_place(shards):
-    with pytest.raises(TypeError, match=r"`read_shards\(cache=\)` is gone: copy the shards to a local folder first"):
-        lk.read_shards(shards, cache=None)
-
-
 def test_a_cut_shard_is_named(http, s3):
     for url, options in ((http, {}), ("s3://photos/", s3)):
         came = []

@@ -15,7 +15,6 @@ import torch
 import webdataset
 
 import labkit as lk
-from labkit import course
 from labkit.data.labels import LabelWarning
 from tests.memory_store import MemoryStore
 from tests.shards import noisy, write
@@ -107,8 +106,6 @@ class TestEverySource:
         assert [label for _, label in lk.read_shards(written)] == LABELS
         lk.tile_jpegs(source, tmp_path / "tiled", short_side=32, progress=False)
         assert len(lk.open_store(tmp_path / "tiled").keys()) == 10
-        disk = course.SimulatedStore(source, wait=False)
-        assert disk.read(disk.keys()[3]) == FILES[3]
 
 
 class TestMappings:
@@ -399,12 +396,11 @@ def test_the_manifest_of_another_tool_is_no_hindrance(tmp_path):
 
 
 def labeled_by_every_door(tar, tmp_path, **options):
-    """Label by key, of a data set over the tar, over its folder, over both behind a slow disk, of pixels and shards."""
+    """Label by key, of a data set over the tar, over its folder, of pixels and shards."""
     shards = [lk.read_shards(tar)] if not options else []
     for number, source in enumerate((tar, tar.parent)):
-        for each in (source, course.SimulatedStore(source, wait=False)):
-            dataset = lk.ImageDataset(each, return_keys=True, **options)
-            yield {key: label for _, label, key in dataset}
+        dataset = lk.ImageDataset(source, return_keys=True, **options)
+        yield {key: label for _, label, key in dataset}
         store = lk.PixelStore.build(source, tmp_path / f"{number}.pixels", progress=False, **options)
         yield dict(zip(store.keys, (label for _, label in store), strict=True))
         loader = lk.BatchLoader(source, size=8, return_keys=True, **options)
@@ -428,7 +424,7 @@ def test_labels_beside_images_in_a_tar_are_the_same_by_every_door(form, tmp_path
     tar = make_tar(tmp_path / "of" / "a.tar", {name: members[name] for name in sorted(members)})
     given = {f"{key}.jpg": torch.tensor(value) for key, value in zip(keys, values, strict=True)}
     found = list(labeled_by_every_door(tar, tmp_path))
-    assert len(found) == 11
+    assert len(found) == 9
     for labels in found:
         assert labels.keys() == given.keys()
         assert all(torch.equal(torch.as_tensor(labels[key]), given[key]) for key in given)

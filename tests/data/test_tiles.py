@@ -437,7 +437,7 @@ class TestShortSide:
         assert re.search(r"10 tiled, 4 copied as they are .*; \d of these damaged, such as \S+", done.output)
         again = invoke(main, [*command, "--short-side", "128"])
         assert again.exit_code != 0
-        assert "--short-side 96, not 128" in again.output
+        assert "short_side 96, not 128" in again.output
 
 
 @pytest.mark.usefixtures("_no_backend")

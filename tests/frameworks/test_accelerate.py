@@ -18,12 +18,8 @@ def prepared(loader, **settings):
     return accelerate.Accelerator(cpu=True, dataloader_config=settings).prepare(loader)
 
 
-with_and_without_workers = pytest.mark.parametrize("num_workers", [0, 2])
-
-
-@with_and_without_workers
-def test_one_process_gets_the_loaders_own_batches_and_goes_on_after_some(num_workers):
-    own, loader = loader_of(), prepared(loader_of(num_workers))
+def test_one_process_gets_the_loaders_own_batches_and_goes_on_after_some():
+    own, loader = loader_of(), prepared(loader_of(2))
     expected = [rows(own) for _ in range(3)]
     assert [rows(loader) for _ in range(3)] == expected
     assert len({tuple(epoch) for epoch in expected}) == 3
@@ -31,9 +27,8 @@ def test_one_process_gets_the_loaders_own_batches_and_goes_on_after_some(num_wor
     assert rows(accelerate.skip_first_batches(loader, 4)) == expected[2][16:]
 
 
-@with_and_without_workers
-def test_one_process_goes_on_exactly_with_a_stateful_loader(num_workers):
-    begun, resumed = (prepared(loader_of(num_workers), use_stateful_dataloader=True) for _ in range(2))
+def test_one_process_goes_on_exactly_with_a_stateful_loader():
+    begun, resumed = (prepared(loader_of(2), use_stateful_dataloader=True) for _ in range(2))
     begun.set_epoch(1)
     iterator = iter(begun)
     list(itertools.islice(iterator, 3))
@@ -72,7 +67,7 @@ def folders(first_photos, tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "option", "num_workers"),
     [
-        *itertools.product(["make_loader"], ["prepared", "split_batches", "dispatch_batches"], [0, 1]),
+        *itertools.product(["make_loader"], ["prepared", "split_batches", "dispatch_batches"], [1]),
         ("make_loader", "left out", 0), ("BatchLoader", "prepared", 0), ("read_shards", "left out", 0),
     ],
 )  # fmt: skip

@@ -1,6 +1,5 @@
 """Lightning makes the loader again for several devices, with a sampler of its own; it resumes from its checkpoints."""
 
-import itertools
 import json
 
 import pytest
@@ -55,12 +54,11 @@ def fit(folder, *, kind="make_loader", num_workers=0, trainer=(), **settings):
     return [[[*map(tuple, epoch)] for epoch in seen] for seen in run_script(folder, FIT, json.dumps(given))]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_one_device_gets_the_loaders_batches_and_resumes_in_mid_epoch(tmp_path, num_workers):
+def test_one_device_gets_the_loaders_batches_and_resumes_in_mid_epoch(tmp_path):
     own = loader_of()
-    [epochs] = fit(tmp_path, num_workers=num_workers, stop=[1, 2])
+    [epochs] = fit(tmp_path, num_workers=2, stop=[1, 2])
     assert epochs == [rows(own) for _ in range(2)]
-    [(before, rest)] = fit(tmp_path, num_workers=num_workers, resume=True)
+    [(before, rest)] = fit(tmp_path, num_workers=2, resume=True)
     assert (before, epochs[1][-len(rest) :]) == ([], rest)
     assert len(rest) in (12, 16)  # whether Lightning saves before it counts the step
 
@@ -76,7 +74,7 @@ def test_batch_loader_resumes_exactly_in_mid_epoch_too(tmp_path, first_photos):
 
 @pytest.mark.parametrize(
     ("kind", "num_workers", "injects"),
-    [*itertools.product(["make_loader"], [0, 1], [True, False]), ("sampler", 0, True), ("BatchLoader", 0, True)],
+    [("make_loader", 1, True), ("make_loader", 0, False), ("sampler", 0, True), ("BatchLoader", 0, True)],
 )
 def test_two_devices_share_out_each_epoch(tmp_path, first_photos, kind, num_workers, injects):
     """By the sampler that Lightning injects, the training's own, or none; each sample is drawn as on one device."""

@@ -11,20 +11,18 @@ from tests.frameworks.samples import loader_of, rows, run_script
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_fabric_gives_the_loaders_own_batches(num_workers):
+def test_fabric_gives_the_loaders_own_batches():
     fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
-    loader, own = fabric.setup_dataloaders(loader_of(num_workers)), loader_of()
+    loader, own = fabric.setup_dataloaders(loader_of(2)), loader_of()
     assert [rows(loader) for _ in range(2)] == [rows(own) for _ in range(2)]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchdatas_stateful_loader_over_its_parts_resumes_exactly(num_workers):
+def test_torchdatas_stateful_loader_over_its_parts_resumes_exactly():
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def stateful():
         made = loader_of()
-        return StatefulDataLoader(made.dataset, batch_sampler=made.batch_sampler, num_workers=num_workers)
+        return StatefulDataLoader(made.dataset, batch_sampler=made.batch_sampler, num_workers=2)
 
     own, begun, resumed = loader_of(), stateful(), stateful()
     expected = [rows(own) for _ in range(3)]
@@ -66,10 +64,9 @@ save([seen[:24], seen[24:]])
 """
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_trainer_of_transformers_gets_the_loaders_own_draws(tmp_path, num_workers):
+def test_the_trainer_of_transformers_gets_the_loaders_own_draws(tmp_path):
     pytest.importorskip("transformers")
-    [epochs], own = run_script(tmp_path, TRAINER, num_workers), loader_of()
+    [epochs], own = run_script(tmp_path, TRAINER, 1), loader_of()
     assert [sorted(map(tuple, epoch)) for epoch in epochs] == [sorted(rows(own)) for _ in range(2)]
     assert [index for index, _ in epochs[0]] != [index for index, _ in epochs[1]]
 

@@ -12,7 +12,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import labkit as lk
-from labkit import course
 from labkit.app.doctor import findings
 from labkit.app.notebooks import Notebook, execute
 from labkit.errors import ItemErrors, VariantError
@@ -109,7 +108,7 @@ def test_what_is_looked_for_is_there_to_be_found(guarded):
 def test_what_works_keeps_credentials_to_itself(guarded, told, tmp_path):
     folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
     tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
-    for store in (folder, tar, course.SimulatedStore(tar, wait=False)):
+    for store in (folder, tar):
         assert store.read(store.keys()[0]) == JPEG
         told(store)
     assert len(list(tmp_path.glob("home/tar_index/*"))) == 1

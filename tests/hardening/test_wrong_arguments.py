@@ -13,7 +13,6 @@ import torch
 import urllib3
 
 import labkit as lk
-from labkit import course
 from labkit.data.extract import extract_tars
 from labkit.loading.augment import Recipe
 from labkit.measure.frames import load_frame
@@ -57,7 +56,6 @@ READERS = {
     "ImageDataset": lambda value: lk.ImageDataset(value)[0],
     "PILDataset": lambda value: lk.PILDataset(value)[0],
     "BatchLoader": lambda value: first(lk.BatchLoader(value)),
-    "SimulatedStore": lambda value: course.SimulatedStore(value, wait=False).read("a.jpg"),
     "PixelStore": lambda value: lk.PixelStore(value)[0],
     "PixelStore.build": lambda value: lk.PixelStore.build(value, "built.pixels", progress=False),
     "write_shards": lambda value: lk.write_shards(value, "written", progress=False, num_workers=0),
@@ -111,8 +109,6 @@ OTHERS = {
     "encoded data": (lambda value: lk.decode(value), [5, None, "a.jpg", Path("a.jpg"), b"", b"text"]),
     "a recipe": (lambda value: lk.make_augment(value), ["bright"]),
     "a recipe's size": (lambda value: Recipe(size=value), [(224, 224)]),
-    "a disk": (lambda value: course.SimulatedStore("photos", value), ["hdd"]),
-    "a cache": (lambda value: lk.read_shards("shards", cache=value), ["folder"]),
     "a config": (lambda value: lk.make_loader(dataset(), value), [{"batch_size": 4}]),
     "a sampler": (lambda value: loader(sampler=value), [5, "abc", lk.FolderStore]),
     "a batch sampler": (lambda value: loader(batch_sampler=value), [5, "abc", [1, 2]]),

@@ -537,22 +537,6 @@ class TestErrors:
             loader_of(MemoryStore({}))
 
 
-class TestArgumentsThatAreGone:
-    @pytest.mark.parametrize(("name", "value", "successor"), [
-        ("num_processes", 2, "one process per GPU, or load with lk.make_loader, which has workers"),
-        ("fit", "pad", "pad or stretch by a v2 transform, with lk.ImageDataset and lk.make_loader"),
-        ("fill", 114, r"pad by v2\.Pad\(\.\.\., fill=\), with lk.ImageDataset and lk.make_loader"),
-        ("targets", {}, "torchvision.tv_tensors, by a data set of your own and lk.make_loader"),
-    ])  # fmt: skip
-    def test_name_their_successor(self, pictures, name, value, successor):
-        said = rf"^`BatchLoader\({name}=\)` is gone: .*{successor}"
-        with pytest.raises(TypeError, match=said) as error:
-            lk.BatchLoader(pictures, **{name: value})
-        assert isinstance(error.value, lk.LabkitError)
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}s'"):
-            lk.BatchLoader(pictures, **{name + "s": value})
-
-
 class TestCrops:
     """Several crops of each image."""
 

@@ -83,13 +83,6 @@ class TestSpeedups:
         assert quiet_summary(endless).ci_high["wild"] == np.inf
         lk.plot_speedup(endless).figure.canvas.draw()
 
-    def test_say_that_a_storage_is_simulated(self, frame_of):
-        frame = frame_of({"folder": [100, 101], "tar": [130, 131], "tar, simulated": [50, 51]}, "folder")
-        frame["storage"] = frame["variant"].map({"tar": "simulated hard disk", "tar, simulated": "simulated hard disk"})
-        labels = texts(lk.plot_speedup(frame).get_yticklabels())
-        assert labels == ["tar (simulated hard disk)", "tar, simulated"]
-        assert "over tar (simulated hard disk)" in lk.plot_speedup(frame, baseline="tar").get_xlabel()
-
 
 class TestTheTimeline:
     def test_has_spans_of_their_kinds_and_says_that_they_are_simulated(self):

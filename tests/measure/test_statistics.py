@@ -228,14 +228,6 @@ class TestSentences:
         assert "largest" not in sentence
         assert f'{UNTOLD} "wild" from "no worker"; unstable' in sentence
 
-    def test_say_that_a_storage_is_simulated_where_the_label_does_not(self, tell):
-        disk, fast = "simulated hard disk", [158] * 3
-        on_disk = tell({"tar": fast}, storage={"tar": disk, "no worker": "folder"})
-        assert on_disk.startswith('"tar (simulated hard disk)" ran faster than "no worker": ')
-        assert '"no worker (simulated hard disk)": ' in tell({"tar": fast}, storage={"tar": disk, "no worker": disk})
-        told = tell({"tar, simulated": fast}, storage={"tar, simulated": disk})
-        assert told.startswith('"tar, simulated" ran')
-
     def test_on_what_is_not_there_are_refused(self, frame_of):
         frame = frame_of({"a": [1, 2], "b": [2, 3]}, "a")
         with pytest.raises(ValueError, match="only its baseline 'a': there is nothing to compare it with"):

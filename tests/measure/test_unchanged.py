@@ -195,15 +195,11 @@ def trained(make, measure=lambda loader: None):
     return found
 
 
-EACH = ["all", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MEASURES)]
-
-
-@pytest.mark.parametrize("which", EACH)
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.usefixtures("unsampled")
-def test_a_training_goes_as_it_would_have_without_the_measurement(kind, which, first_photos):
-    """One measurement after the other, or the same each time."""
-    measures = itertools.cycle([*MEASURES] if which == "all" else [which])
+def test_a_training_goes_as_it_would_have_without_the_measurement(kind, first_photos):
+    """One measurement after the other."""
+    measures = itertools.cycle(MEASURES)
     for _ in range([*LOADERS].index(kind)):  # each loader has another one first
         next(measures)
 

@@ -460,11 +460,6 @@ def test_the_list_names_everyone_and_how_to_install(monkeypatch):
         ("--own x --class raw-uint8", "--own reads your photos, and --class raw-uint8 others: pass one"),
         ("--scale huge", "one of ci, laptop, gpu, got 'huge'"),
         ("--class nothing", "jpeg-uint8, jpeg-float32, .*got 'nothing'"),
-        (
-            "--class raw-uint8,multicrop-uint8",
-            r"`labkit peers --class multicrop-uint8` is gone: time it with lk\.compare",
-        ),
-        ("--only timm,Grain", "`labkit peers --only grain` is gone: write an adapter for it, as in notebook 13"),
     ],
 )
 def test_a_wrong_name_is_one_line_with_what_is_accepted(arguments, said, tmp_path, monkeypatch):

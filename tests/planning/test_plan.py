@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
 from labkit.planning.plan import Plan
@@ -76,6 +78,23 @@ def test_other_and_missing_files_are_told(tmp_path, text):
     other.write_text(text)
     with pytest.raises(ValueError, match=r"other.json is not a report of `labkit watch --json`"):
         lk.plan(other, batch_size=2, cores_per_node=4)
+
+
+class Photos(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.rand(3, 64, 64).sort().values
+
+
+def test_a_real_diagnosis_and_a_real_watch_are_taken():
+    loader = DataLoader(Photos(), batch_size=8)
+    assert lk.plan(lk.diagnose(loader, torch.sum, batches=4, rounds=1, limit_s=5), cores_per_node=8).demand > 0
+    with lk.watch() as watched:
+        for batch in loader:
+            batch.sum()
+    assert lk.plan(watched.report(), batch_size=8, **OWN).demand > 0
 
 
 # --- worked out by hand

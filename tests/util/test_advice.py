@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import labkit as lk
@@ -59,40 +58,6 @@ def test_every_extra_that_is_named_has_the_package_that_is_missing():
 
 
 # Arguments
-
-
-def test_what_took_the_place_of_removed_arguments_does_their_work(photos, tmp_path):
-    said = told(lambda: lk.BatchLoader(photos, num_processes=2))
-    assert "load with lk.make_loader, which has workers" in said
-    crop = v2.RandomResizedCrop(16, antialias=True)
-    assert len(images_of(lk.make_loader(lk.ImageDataset(photos, transform=crop), num_workers=1))) == 3
-    for name, value in (("fit", "pad"), ("fill", 114)):
-        said = told(lambda name=name, value=value: lk.BatchLoader(photos, **{name: value}))
-        assert "pad " in said
-        assert "with lk.ImageDataset and lk.make_loader" in said
-
-    def pad(image):
-        image = v2.functional.resize(image, [15], max_size=16)
-        return v2.Pad([0, 0, 16 - image.shape[2], 16 - image.shape[1]], fill=114)(image)
-
-    images = images_of(lk.make_loader(lk.ImageDataset(photos, transform=pad), num_workers=0))
-    assert images.shape == (3, 3, 16, 16)
-    assert (images[..., -1, -1] == 114).all()
-    assert "give masks, boxes and points as torchvision.tv_tensors, by a data set of your own" in told(
-        lambda: lk.BatchLoader(photos, targets={})
-    )
-
-    class Masked(lk.ImageDataset):
-        def __getitem__(self, index):
-            image, _ = super().__getitem__(index)
-            return v2.CenterCrop(16)(tv_tensors.Image(image), tv_tensors.Mask(image[:1]))
-
-    images, masks = next(iter(lk.make_loader(Masked(photos), num_workers=0)))
-    assert torch.equal(images[:, :1], masks)
-    shards = lk.write_shards(photos, tmp_path / "far", num_workers=0, progress=False)
-    assert "copy the shards to a local folder first" in told(lambda: lk.read_shards(shards, cache=True))
-    shards.rename(tmp_path / "near")
-    assert len(list(lk.read_shards(tmp_path / "near"))) == 3
 
 
 def test_a_mean_of_bytes_is_divided(photos):

@@ -16,12 +16,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import nbformat
 import pytest
 
 import labkit as lk
 from labkit import course
-from labkit.app.notebooks import Notebook, execute
 from labkit.util import files
 from labkit.util.files import atomic_path, claim_folder, file_lock, write_all_atomic, write_atomic, write_record
 from tests.children import end_of_fork, in_children
@@ -374,22 +372,3 @@ def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkey
             thread.join()
         assert (str(path), len(made)) == (made[-1], 2)
         assert path.is_dir()
-
-
-@pytest.mark.exhaustive
-def test_what_a_kernel_leaves_goes_with_it(tmp_path, monkeypatch):
-    """Also Jupyter's own file of how to reach the kernel."""
-    code = """
-import pathlib, tempfile
-left = pathlib.Path(tempfile.mkdtemp())
-sorted(path.name for path in left.parent.iterdir() if path != left)
-"""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    path = tmp_path / "00_leaves.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
-    run = execute(Notebook(path, "", ""))
-    assert run.error == ""
-    assert run.node.cells[0].outputs[0].data["text/plain"] == "['kernel.json', 'stderr']"
-    assert list(temporary.iterdir()) == []

@@ -43,10 +43,7 @@ def v1(controllers: str, quota: str, period: str) -> dict[str, str]:
         # cgroup v1 may be mounted under either name.
         (["3:cpu,cpuacct:/job", "2:cpuset:/", "1:name=a:b:/x"], v1("cpu", "5", "10"), 0.5),
         # What cannot be read is no quota.
-        (["0::/job"], {"job/cpu.max": "nonsense"}, None),
-        (["0::/job"], {"job/cpu.max": "1 2 3"}, None),
-        (["0::/job"], {"job/cpu.cfs_quota_us": "5"}, None),
-        *[(["0::/job"], {"job/cpu.max": text}, None) for text in ("1 0", "nan 1", "inf 1", "1 inf", "\udcff 1")],
+        *[(["0::/job"], {"job/cpu.max": text}, None) for text in ("nonsense", "1 2 3", "1 0", "1 inf", "\udcff 1")],
         (None, {}, None),
         # Names of groups are any bytes; a broken line is none.
         (["0::/j\udcff b", "", "broken", "4:cpu", "::", "0::/nul\0"], {"j\udcff b/cpu.max": "3 2"}, 1.5),
@@ -143,35 +140,10 @@ def test_the_environment_is_this_machine():
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "processor", "name"),
-    [
-        ("model name\t: First CPU\nmodel name\t: Second\n", "arm", "First CPU"),
-        ("processor: 0", "arm", "arm"),
-        (None, "", "aarch64"),
-    ],
-)
-def test_a_processor_is_named_by_proc_or_python(monkeypatch, cpuinfo, processor, name):
-    read = Path.read_text
-
-    def read_text(path: Path, **options) -> str:
-        if path != Path("/proc/cpuinfo"):
-            return read(path, **options)
-        if cpuinfo is None:
-            raise FileNotFoundError(path)
-        return cpuinfo
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    monkeypatch.setattr(platform, "processor", lambda: processor)
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert machine.environment.__wrapped__()["cpu"] == name
-
-
-@pytest.mark.parametrize(
     ("cpu", "gpu", "start"),
     [
         ("Intel(R) Xeon(R) Processor @ 2.10GHz", "", "intel-xeon-7c-cpu-"),
         ("AMD EPYC 9004 96-Core Processor", "NVIDIA H200 NVL 141GB", "amd-epyc-9004-7c-nvidia-h200-nvl-"),
-        ("Weird/CPU (R) @ 3.2 GHz", "", "weird-7c-cpu-"),
     ],
 )
 def test_the_name_of_an_environment_begins_with_the_machine(monkeypatch, cpu, gpu, start):
@@ -213,10 +185,9 @@ if __name__ == "__main__":
 
 
 @glibc_only
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_workers_of_make_loader_keep_the_memory_that_they_free(tmp_path, start_method):
+def test_workers_of_make_loader_keep_the_memory_that_they_free(tmp_path):
     (script := tmp_path / "workers.py").write_text(WORKERS)
-    done = subprocess.run([sys.executable, script, start_method], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, script, "fork"], capture_output=True, text=True, check=True)
     assert max(map(int, done.stdout.split()[1:])) < 100
 
 

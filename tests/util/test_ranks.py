@@ -1,14 +1,13 @@
 """Ranks, from the variables that each launcher sets: those of real launches, and what is made of senseless ones."""
 
 import os
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
 from torch import distributed
 
+from labkit.app.doctor import findings
 from labkit.util import ranks
 from labkit.util.ranks import Ranks, cores_per_rank, find_ranks, rank_and_world_size, senseless_variables
 
@@ -86,11 +85,9 @@ class TestLaunchers:
     @pytest.mark.parametrize(
         "environment",
         [
-            {"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "-1", "WORLD_SIZE": "8"}, {"RANK": "one", "WORLD_SIZE": "8"},
-            {"RANK": "1"}, {"WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": ""}, {"LOCAL_RANK": "0"},
-            {**TORCHRUN, "LOCAL_RANK": "4"}, {**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, {**TORCHRUN, "RANK": "0"},
-            {**STEP, "SLURM_PROCID": "20"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
-            {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": ""}, {**LIGHTNING, "LOCAL_RANK": "4"}, {**LIGHTNING, "NODE_RANK": "1"},
+            {"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "one", "WORLD_SIZE": "8"}, {"RANK": "1"}, {"LOCAL_RANK": "0"},
+            {**TORCHRUN, "LOCAL_RANK": "4"}, {**TORCHRUN, "RANK": "0"}, {**STEP, "SLURM_PROCID": "20"},
+            {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": ""}, {**LIGHTNING, "NODE_RANK": "1"},
         ],
     )  # fmt: skip
     def test_senseless_variables_count_as_none(self, environment):
@@ -202,17 +199,11 @@ class TestCores:
         assert cores_per_rank() == 12
 
 
-def test_doctor_names_the_rank_and_the_variables(monkeypatch):
-    command = [sys.executable, "-m", "labkit", "doctor", "--scale", "ci"]
-
-    def line(environment):
-        plain = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE"))}
-        said = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True).stdout
-        [found] = [each for each in said.splitlines() if each.startswith("ranks ")]
-        return found
-
-    assert "rank 9 of 20, local rank 1 of 8, by Slurm (SLURM_PROCID=9, SLURM_STEP_NUM_TASKS=20" in line(STEP)
-    assert line({}).endswith("none: this process is alone")
-    assert line({"RANK": "9", "WORLD_SIZE": "8"}).endswith(
-        "ignored: RANK='9' and WORLD_SIZE=8, and ranks go from 0 to 7"
-    )
+def test_doctor_names_the_rank_and_the_variables(started_as):
+    for environment, said in (
+        (STEP, "rank 9 of 20, local rank 1 of 8, by Slurm (SLURM_PROCID=9, SLURM_STEP_NUM_TASKS=20"),
+        ({}, "none: this process is alone"),
+        ({"RANK": "9", "WORLD_SIZE": "8"}, "ignored: RANK='9' and WORLD_SIZE=8, and ranks go from 0 to 7"),
+    ):
+        started_as(environment)
+        assert said in dict(findings())["ranks"]
