@@ -22,7 +22,6 @@ from labkit.data.extract import extract_tars
 from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
 from labkit.measure.frames import load_frame, save_frame
-from tests.hardening.fuzz.tables import lists
 from tests.hardening.inputs import files_of, image_bytes
 from tests.hardening.searches import fewer
 from tests.image_files import encoded
@@ -128,14 +127,6 @@ def test_shards_hold_each_image_under_a_name_that_gives_its_key_back(tmp_path, f
     assert {store_key(".".join(place)): data for place, data in images.items()} == store.files
     assert len(list(dataset)) == len(found)
     assert len(dataset.urls) == math.ceil(len(found) / max_count)
-
-
-# Lists.
-
-
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_a_list_of_pairs_holds_any_name_without_blanks_and_refuses_others(name):
-    lists(os.fsencode(f"\0rgb.png depth.png\n{name}.png x{name}x.png\n"))
 
 
 # All that is written, in a folder of a name and in files of it.
