@@ -5,7 +5,6 @@ What Pillow says, or refuses, is final, but for a JPEG or PNG that it refuses fo
 
 import io
 import os
-from functools import cache
 from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
@@ -67,7 +66,6 @@ def _open(file: io.BufferedReader) -> Image.Image:
         raise
 
 
-@cache
 def _plugins() -> list[str]:
     """Names of those that are there: some come with other packages, such as pillow_jxl."""
     Image.init()

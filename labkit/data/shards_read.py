@@ -31,7 +31,7 @@ from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
 from labkit.data.decode import DECODERS, PixelLimit, decode
 from labkit.data.image_formats import IMAGE_SUFFIXES
 from labkit.data.labels import typed_labels
-from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
+from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
@@ -743,7 +743,6 @@ def read_shards(
     Taught in: notebooks/08b_shard_order.ipynb
     """
     refuse_arguments("read_shards", removed)
-    register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)
     shards = find_shards(urls, verify=verify, storage_options=storage_options or {})

@@ -13,7 +13,6 @@ front of the scan, in an APP11 segment.
 Source: ITU-T T.81, sections B.2 and E.1.4.
 """
 
-import ctypes
 import hashlib
 import math
 import operator
@@ -37,7 +36,6 @@ from labkit.data.partial_jpeg import (
     APP11,
     CHROMA_REACH,
     HEIGHT_WIDTH,
-    LIBRARY_VARIABLE,
     SCALES,
     SEGMENT,
     START_OF_IMAGE,
@@ -46,7 +44,6 @@ from labkit.data.partial_jpeg import (
     head_of,
     header_segment,
     iter_segments,
-    load_library,
     mcu_of,
 )
 from labkit.data.pixels import shrink
@@ -67,7 +64,6 @@ _LENGTHS, _PAIR = np.dtype("<u2"), np.dtype(np.uint16)
 _NARROW = 4  # pixels of the widest photo whose chroma libjpeg repeats, where it interpolates that of wider ones
 _QUALITY = 90  # of JPEGs that are made small
 _TIMEOUT_S = 60
-_TRANSFORM, _STOP_ON_WARNING, _OPTIMIZE, _SCAN_LIMIT, _RESTART_BLOCKS = 2, 0, 11, 13, 18  # TJINIT, TJPARAM
 
 Box = tuple[int, int, int, int]  # top, left, height, width
 
@@ -229,7 +225,7 @@ def tile_jpegs(
     there, and makes anew what was replaced since. `write_shards` makes shards of the folder.
 
     With `short_side` the photos are made small as well: decoded, turned upright, resized with antialiasing as
-    `PixelStore.build` does, and encoded with markers at once, which needs neither jpegtran nor libturbojpeg. Gray stays
+    `PixelStore.build` does, and encoded with markers at once, which needs no jpegtran. Gray stays
     gray, of color the chroma is halved (4:2:0), as Pillow and OpenCV do, and the ICC profile stays, but no other
     metadata. A JPEG whose shorter side is not longer is copied, so that it is not encoded a second time.
 
@@ -251,7 +247,7 @@ def tile_jpegs(
         `root` as a Path.
 
     Raises:
-        ImportError: neither jpegtran nor libturbojpeg 3.1 is there, and no `short_side` given; names the packages.
+        ImportError: jpegtran is missing, and no `short_side` given; names the packages.
         ValueError: `root` holds something else, or images of other names or sizes, or of another `short_side` or
             `quality`; or one of these two is out of range, or `quality` is given alone.
         ItemErrors: some images could not be read or written; names them, the others are written.
@@ -413,20 +409,13 @@ _Transform = Callable[[bytes, int], bytes]  # of a JPEG and the MCUs of a piece
 
 def _transform() -> _Transform:
     """What adds restart markers here."""
-    found: list[_Transform] = []
-    with suppress(ImportError):
-        found.append(partial(_by_library, _declare_transform(load_library())))
     if program := shutil.which("jpegtran"):
-        found.append(partial(_by_program, program))
-    photo = simplejpeg.encode_jpeg(np.zeros((16, 64, 3), np.uint8))
-    for transform in found:
         with suppress(_CannotTile):
-            if tiling_of(transform(photo, 1)):  # an older library ignores the interval, another jpegtran may differ
-                return transform
+            if tiling_of(_by_program(program, simplejpeg.encode_jpeg(np.zeros((16, 64, 3), np.uint8)), 1)):
+                return partial(_by_program, program)  # another jpegtran may differ
     raise MissingLibraryError(
-        "no program or library that adds restart markers to JPEGs was found: install jpegtran (apt-get install "
-        "libjpeg-turbo-progs, brew install jpeg-turbo, conda install libjpeg-turbo), or name a libturbojpeg of version "
-        f"3.1 or newer in {LIBRARY_VARIABLE}"
+        "no jpegtran that adds restart markers to JPEGs was found: install that of libjpeg-turbo (apt-get install "
+        "libjpeg-turbo-progs, brew install jpeg-turbo, conda install libjpeg-turbo)"
     )
 
 
@@ -439,35 +428,3 @@ def _by_program(program: str, data: bytes, interval: int) -> bytes:
     if done.returncode:
         raise _CannotTile(f"{DAMAGED}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
-
-
-class _Operation(ctypes.Structure):  # tjtransform
-    _fields_ = [
-        *((name, ctypes.c_int) for name in ("x", "y", "width", "height", "operation", "options")),
-        ("data", ctypes.c_void_p), ("filter", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-def _declare_transform(library: ctypes.CDLL) -> ctypes.CDLL:
-    handle, number, pointer = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-    library.tj3Set.argtypes = [handle, number, number]
-    library.tj3Transform.argtypes = [handle, ctypes.c_char_p, ctypes.c_size_t, number, pointer, pointer, pointer]
-    library.tj3Free.argtypes, library.tj3Free.restype = [pointer], None
-    library.tj3GetErrorStr.argtypes, library.tj3GetErrorStr.restype = [handle], ctypes.c_char_p
-    return library
-
-
-def _by_library(library: ctypes.CDLL, data: bytes, interval: int) -> bytes:
-    handle = library.tj3Init(_TRANSFORM)
-    made, n_bytes, operation = ctypes.c_void_p(), ctypes.c_size_t(), _Operation()
-    try:
-        options = {_STOP_ON_WARNING: 1, _OPTIMIZE: 1, _SCAN_LIMIT: 500, _RESTART_BLOCKS: interval}
-        for parameter, value in options.items():
-            library.tj3Set(handle, parameter, value)
-        arguments = ctypes.byref(made), ctypes.byref(n_bytes), ctypes.byref(operation)
-        if library.tj3Transform(handle, data, len(data), 1, *arguments):
-            raise _CannotTile(f"{DAMAGED}: {library.tj3GetErrorStr(handle).decode(errors='replace')}")
-        return ctypes.string_at(made, n_bytes.value)
-    finally:
-        library.tj3Free(made)
-        library.tj3Destroy(handle)

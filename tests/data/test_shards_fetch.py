@@ -6,15 +6,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import webdataset as wds
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, DataLoader
-from webdataset.gopen import gopen_schemes
 
 import labkit as lk
 from labkit import course
 from labkit.data import shards_fetch
-from labkit.data.shards_fetch import open_shards, register
+from labkit.data.shards_fetch import open_shards
 from labkit.errors import TarError
 from tests.scripted_server import serve_script
 from tests.shards import noisy, samples, write
@@ -272,26 +270,3 @@ def test_what_is_not_there_is_named(http, s3):
             list(lk.read_shards(url))
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(lk.read_shards("s3://photos/no.tar", storage_options=s3))
-
-
-# WebDataset itself
-
-
-def test_webdataset_reads_s3(s3, shards, monkeypatch):
-    for name, option in {"ENDPOINT_URL": "endpoint_url", "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}.items():
-        monkeypatch.setenv(f"AWS_{name}", s3[option])
-    register()
-    far, local = (
-        [sample["jpg"] for sample in wds.WebDataset(f"{place}/shard-{{000000..000004}}.tar", shardshuffle=False)]
-        for place in ("s3://photos", shards)
-    )
-    assert far == local != []
-
-
-def test_webdataset_learns_s3_when_shards_are_read(shards, monkeypatch):
-    monkeypatch.delitem(gopen_schemes, "s3", raising=False)
-    lk.read_shards(shards)
-    assert callable(gopen_schemes["s3"])
-    monkeypatch.setitem(gopen_schemes, "s3", print)
-    register(0)  # as a worker's `worker_init_fn`
-    assert gopen_schemes["s3"] is print, "an opener that is there stays"
