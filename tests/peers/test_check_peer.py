@@ -3,8 +3,6 @@
 And what the loaders are given: pictures that tell how they were cropped, small photos, formats that are made once.
 """
 
-import os
-import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -62,16 +60,6 @@ def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias)
         ratio, area = seen.width * 800 / (seen.height * 600), seen.width * seen.height * 800 * 600
         assert np.abs(ratio / (width / height) - 1).max() < 0.06  # what the check tolerates
         assert np.abs(area / (width * height) - 1).max() < 0.06
-
-
-def test_pictures_are_made_once_and_the_same(work, tmp_path):
-    again = shutil.copytree(work.root, tmp_path / "pictures", copy_function=os.link)
-    before = {path: path.stat().st_mtime_ns for path in again.rglob("*.jpg")}
-    gone = (again / "blue/001.jpg").read_bytes()
-    (again / "blue/001.jpg").unlink()
-    make_probe_pictures(again)
-    assert (again / "blue/001.jpg").read_bytes() == gone
-    assert {path: path.stat().st_mtime_ns for path in before if path.name != "001.jpg"}.items() < before.items()
 
 
 # --- the check
@@ -136,7 +124,6 @@ def test_who_does_the_work_passes_and_may_drop_a_batch_if_it_says_so(work):
         ({"spoil": lambda samples: samples[1:]}, "never came"),
         ({"spoil": lambda samples: [samples[1], *samples[1:]]}, "more than once"),
         ({"spoil": move_labels}, "labels"),
-        ({"spoil": on_images(lambda image: image / 255)}, "float32, not uint8"),
         ({"spoil": on_images(lambda image: image.flip(0))}, "colors"),
         ({"spoil": on_images(lambda image: image[:, :200])}, "shape"),
         ({"spoil": on_images(lambda image: image.flip(1))}, "upside down"),
@@ -148,7 +135,6 @@ def test_who_does_the_work_passes_and_may_drop_a_batch_if_it_says_so(work):
         ({"scale": (0.01, 1.0)}, "crops have area 0.0"),
         ({"ratio": (0.4, 2.5)}, "crops have aspect ratio"),
         ({"flip": 0.0}, "0% of the images are flipped"),
-        ({"flip": 1.0}, "100% of the images are flipped"),
         ({"antialias": False}, "does not antialias"),
     ],
 )
@@ -163,7 +149,6 @@ def test_who_gets_it_wrong_is_told_what(work, settings, message):
     [
         (lambda image: image / 255, "undone, mean and deviation of red, green and blue are"),
         (lambda image: image.float(), "undone, they are .* not within 0 to 255"),
-        (partial(normalised, std=(1.0, 1.0, 1.0)), "floats are not normalized"),
         (partial(normalised, mean=(0.0, 0.0, 0.0)), "floats are not normalized"),
         (partial(normalised, mean=MEAN[::-1], std=(0.3, 0.2, 0.3)), "floats are not normalized|colors"),
     ],
