@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-import tracemalloc
 import warnings
 from ast import literal_eval
 from pathlib import Path
@@ -21,15 +20,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import labkit as lk
 from labkit import course
 from labkit.course.oracles import broken_files, oracle_files, reference
-from labkit.data.dataset import Skipped
-from labkit.data.labels import LabelWarning, labels_of
+from labkit.data.labels import LabelWarning
 from labkit.peers.peer import Work, labeled_photos
 from tests.image_files import encoded, write_pictures
 from tests.labeled import WAYS, of_data_set, of_pixels, of_shards
@@ -97,11 +95,6 @@ def test_pil_data_sets_hand_over_what_pil_reads(root):
         assert skipping[index].key == dataset.keys[index]
     with pytest.raises(lk.DecodeError, match=r"cat/5\.jpg: PIL cannot decode .*: it is a GIF, and not a readable JPEG"):
         dataset[4]
-
-
-def test_an_unknown_way_with_errors_is_refused(root):
-    with pytest.raises(ValueError, match="on_error must be one of raise, skip"):
-        lk.ImageDataset(lk.FolderStore(root), on_error="ignore")
 
 
 def assert_fails(loader: DataLoader, said: str) -> None:
@@ -198,12 +191,6 @@ def test_images_are_cropped_to_their_bucket_before_the_transform(first_photos):
         assert label == expected_label
         shapes.add(shape)
     assert len(shapes) > 1
-
-
-def test_what_was_skipped_is_not_cropped(damaged):
-    items = list(lk.ImageDataset(damaged, buckets=lk.Buckets(((32, 32),)), on_error="skip"))
-    assert sum(isinstance(item, Skipped) for item in items) == 3
-    assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}
 
 
 def test_an_error_of_a_transform_says_what_it_was_given(root, tmp_path):
@@ -351,18 +338,6 @@ def test_a_class_that_is_named_twice_is_refused(tmp_path):
         lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=["cat", "cat"])
 
 
-def test_labels_take_a_number_for_each_name():
-    keys = lk.PackedStrings(f"{'train/' * (number % 2)}n{number % 997:08}/{number}.jpg" for number in range(30_000))
-    tracemalloc.start()
-    classes, labels = labels_of(keys)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    folders = [Path(key).parts[0] for key in keys]
-    assert classes == sorted(set(folders))
-    assert [classes[label] for label in labels] == folders
-    assert peak < 40 * len(keys)  # two arrays, and some keys at a time; a folder's name takes 58 bytes
-
-
 # --- numbers that would shift: the first class that differs is named
 
 
@@ -407,16 +382,6 @@ def test_a_state_of_other_classes_is_refused(tmp_path, make):
     assert len(list(resumed)) == 1
 
 
-def test_a_data_set_of_others_may_name_a_class_twice():
-    """As ImageNet does."""
-    dataset = TensorDataset(torch.arange(8))
-    dataset.classes = ["crane", "maillot", "crane"]
-    begun, resumed = (lk.make_loader(dataset, lk.LoaderConfig(batch_size=2, num_workers=0)) for _ in range(2))
-    next(iter(begun))
-    resumed.load_state_dict(begun.state_dict())
-    assert len(list(resumed)) == 3
-
-
 # --- files that labkit does not read, and links
 
 
@@ -448,12 +413,6 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
 
 
-def test_what_is_ignored_are_suffixes_in_any_case(tmp_path):
-    root = stored(tmp_path, "cat/1.png", "cat/2.gif", "cat/3.GIF").root
-    for ignore in (".gif", (".GIF",), [".gif"]):
-        assert lk.FolderStore(root, ignore=ignore).keys() == ["cat/1.png"]
-
-
 def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
     root = stored(tmp_path / "set", "cat/1.png", "cat/deep/2.png", "dog/3.png").root
     links = {"cat/up": "..", "cat/itself": "itself", "dog/here": ".", "cat/deep/2.lnk.png": "2.png"}
@@ -472,18 +431,3 @@ def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
     for build in (of_pixels, of_shards):
         with pytest.raises(FileNotFoundError, match=r"'cat/gone\.png' under .* is a link to nothing: restore"):
             build(store, tmp_path)
-
-
-def test_folders_may_be_deeper_than_pythons_recursion(tmp_path):
-    at = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(1100):
-        os.mkdir("a", dir_fd=at)
-        above, at = at, os.open("a", os.O_RDONLY, dir_fd=at)
-        os.close(above)
-    os.close(at)
-    key = "a/" * 1100 + "1.png"
-    Image.new("RGB", (2, 2)).save(tmp_path / key)
-    try:
-        assert lk.FolderStore(tmp_path).keys() == list(lk.collect_sizes(tmp_path)["path"]) == [key]
-    finally:  # the standard library cannot remove them
-        subprocess.run(["rm", "-rf", tmp_path / "a"], check=True)

@@ -14,7 +14,7 @@ from functools import partial
 import fsspec
 import pytest
 
-from labkit import FolderStore, HttpStore, ObjectStore, PixelStore, TarStore, course, open_store, write_shards
+from labkit import FolderStore, HttpStore, ObjectStore, TarStore, open_store
 from labkit.course import SimulatedStore
 from labkit.data.remote import reads_ahead
 from labkit.data.simulated_disks import Disk
@@ -474,30 +474,6 @@ def test_an_object_of_which_too_much_or_too_little_comes_is_an_error(n_bytes):
     assert store.read("a.jpg") == f"{{'n_bytes': {n_bytes}}}".encode()
 
 
-class ListingFilesystem(fsspec.AbstractFileSystem):
-    """An object store that tells the size of one of its two objects."""
-
-    protocol = "listing"
-    cachable = False
-
-    sizes = ({"size": 7}, {}, {"size": 9})
-
-    def find(self, path, **options):
-        return {f"{path}/{letter}.jpg": about for letter, about in zip("abc", self.sizes, strict=False)}
-
-    def cat_file(self, path, start=None, end=None, **options):
-        return b"photo"
-
-
-def test_the_sizes_of_objects_are_those_of_the_listing(monkeypatch):
-    fsspec.register_implementation("listing", ListingFilesystem, clobber=True)
-    store = ObjectStore("listing://bucket")
-    assert store.sizes().tolist() == [7, 5, 9]
-    monkeypatch.setattr(ListingFilesystem, "sizes", ({"size": 7}, {}))
-    with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
-        store.sizes()
-
-
 # What is read as a whole.
 
 
@@ -538,19 +514,6 @@ def test_who_stops_reading_waits_for_no_more():
     with closing(reads_ahead(store, store.keys())) as reads:
         next(reads)()
     assert 1 <= len(asked) <= 32
-
-
-@pytest.mark.parametrize("pack", [write_shards, PixelStore.build])
-def test_what_is_packed_of_object_storage_is_that_of_its_folder(tmp_path, photo_set, pack):
-    pytest.importorskip("s3fs")
-    made = []
-    with course.serve_s3({"photos": photo_set}) as options:
-        for name, store in {"near": FolderStore(photo_set), "far": ObjectStore("s3://photos", **options)}.items():
-            (tmp_path / name).mkdir()
-            pack(store, tmp_path / name / "made", num_workers=1, progress=False)
-            paths = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-            made.append({path.name: path.read_bytes() for path in paths})
-    assert made[0] == made[1] != {}
 
 
 def test_a_service_that_does_not_answer_is_told():

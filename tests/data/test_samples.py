@@ -122,18 +122,6 @@ def test_a_damaged_manifest_is_named(tmp_path, manifest):
     assert_refused(tmp_path, r"manifest\.json is damaged")
 
 
-def test_an_unknown_profile_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="imagenet, camera"):
-        make_photos(tmp_path / "set", 1, profile="x")
-    assert not (tmp_path / "set").exists()
-
-
-def test_photos_of_a_camera_are_large():
-    data = photo_bytes(0, profile="camera")
-    assert Image.open(io.BytesIO(data)).size in PROFILES["camera"].sizes
-    assert len(data) > 500_000
-
-
 @pytest.mark.exhaustive
 def test_imagenet_files_weigh_what_imagenets_do():
     encoded = [photo_bytes(number) for number in range(200)]
@@ -250,13 +238,6 @@ def test_a_rerun_makes_only_the_pairs_that_are_missing_and_no_half_tar(made, tmp
     assert files_of(copied) == files_of(made)
     remade = {name for name, time in times(copied).items() if before[name] != time and name.endswith(".png")}
     assert remade == {f"train/{name}" for name in pair_names(1)}
-
-
-def test_another_set_of_pairs_is_not_mixed_in(made):
-    before = files_of(made)
-    with pytest.raises(ValueError, match=r"other depth pairs \(seed 0, not 1\)"):
-        make_depth(made, N_PAIRS, seed=1)
-    assert files_of(made) == before
 
 
 def test_a_folder_that_holds_more_pairs_keeps_them_and_lists_fewer(made, tmp_path):

@@ -58,7 +58,7 @@ def pixels_of(data: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
     return whole(data)[top : top + height, left : left + width]
 
 
-SIZES = [(375, 500), (96, 128), (97, 143), (200, 64), (17, 256)]
+SIZES = [(250, 330), (97, 143), (17, 256)]
 
 
 class TestCut:
@@ -75,7 +75,7 @@ class TestCut:
         assert n_smaller > 5
 
     @pytest.mark.parametrize("decoder", [name for name in lk.DECODERS if name not in missing_decoders()])
-    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "gray"])
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:0"])
     def test_any_decoder_reads_it(self, subsampling, decoder):
         photo = with_table(by_pillow(187, 250, subsampling))
         expected = lk.decode(photo, decoder)
@@ -108,13 +108,6 @@ class TestCut:
             rows = slice(top // scale, -(-(top + height) // scale))
             parts.append(whole(one, scale)[rows, left // scale : -(-(left + columns) // scale)])
         np.testing.assert_array_equal(*parts)
-
-    def test_a_box_may_be_of_small_integers_of_numpy(self):
-        photo = by_pillow(96, 512)
-        for dtype, box in ((np.uint16, (0, 0, 8, 8)), (np.uint8, (40, 200, 8, 100))):
-            assert cut_jpeg(photo, tuple(np.array(box, dtype))) == cut_jpeg(photo, box)
-        with pytest.raises(WrongTypeError, match="four integers"):
-            cut_jpeg(photo, (0, 0, 8.5, 8))
 
     def test_metadata_stay(self):
         exif, profile = Image.Exif(), b"profile" * 10
@@ -194,13 +187,6 @@ class TestDamage:
         assert head_of(other).table == b""
         data, place = cut_jpeg(other, (20, 100, 8, 8))
         np.testing.assert_array_equal(pixels_of(data, place), pixels_of(self.PHOTO, (20, 100, 8, 8)))
-
-    def test_a_second_frame_header_is_damage(self):
-        frame = self.PHOTO.index(b"\xff\xc0")
-        damaged = self.PHOTO[: frame + 19] + self.PHOTO[frame:]
-        assert cut_jpeg(damaged, (0, 0, 8, 8)) == (damaged, (0, 0, 8, 8))
-        with pytest.raises(lk.DecodeError, match=r"a/0\.jpg"):
-            list(lk.BatchLoader(MemoryStore({"a/0.jpg": damaged}), size=32))
 
     def test_a_file_that_ends_early_is_not_cut(self):
         for end in range(0, len(self.PHOTO) - 1, 7):
@@ -432,7 +418,7 @@ def test_without_jpegtran_an_error_names_the_packages(tmp_path):
 
 def tiled_and_plain() -> tuple[MemoryStore, MemoryStore]:
     """The same pixels twice: with restart markers and a table, and without."""
-    kinds = ["4:2:0", "4:4:4", "gray"] * 3
+    kinds = ["4:2:0", "4:4:4", "gray"]
     photos = {f"{'ab'[i % 2]}/{i}.jpg": (300 + 48 * i, 400 + 48 * i, kind) for i, kind in enumerate(kinds)}
     tiled = {key: with_table(by_pillow(*photo)) for key, photo in photos.items()}
     return MemoryStore(tiled), MemoryStore({key: by_pillow(*photo, interval=0) for key, photo in photos.items()})
@@ -441,7 +427,7 @@ def tiled_and_plain() -> tuple[MemoryStore, MemoryStore]:
 @pytest.mark.parametrize("library", [pytest.param(True, marks=needs_library), False])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"scale": (0.05, 0.25), "size": 64}, {"scaled_decoding": False}, {"train": False}],
+    [{"scale": (0.05, 0.25), "size": 64}, {"scaled_decoding": False}, {"train": False}],
     ids=str,
 )
 def test_batch_loader_gives_the_same_batches_and_decodes_parts(options, library, monkeypatch):
@@ -465,7 +451,7 @@ def test_batch_loader_gives_the_same_batches_and_decodes_parts(options, library,
     assert n_parts > len(decoded) / 5 or not options.get("train", True)  # without draws, the whole photo is seen
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 6, 7])
 def test_batches_of_turned_photos_are_those_of_the_untiled_ones(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
