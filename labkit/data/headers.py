@@ -48,7 +48,7 @@ def read_header(path: str) -> Header:
 def _read_with_pillow(path: str) -> Header:
     with open(path, "rb") as file, _open(file) as image:
         is_late = image.format in PNG.names_in_pillow and has_late_metadata(
-            lambda n, at: os.pread(file.fileno(), n, at), os.fstat(file.fileno()).st_size
+            lambda n, at: os.pread(file.fileno(), n, at)
         )
         orientation = pillow_orientation(image, load=is_late)
         stored = getattr(image, "tag_v2", {})  # of a TIFF, whose `size` is that of the turned image

@@ -35,7 +35,7 @@ def orientation_of(data: bytes, image: "Image.Image") -> int:
         data: The encoded bytes.
         image: The same, opened by Pillow. Its pixels are decoded if only that shows what a PNG has behind them.
     """
-    is_late = image.format == "PNG" and has_late_metadata(lambda n, at: data[at : at + n], len(data))
+    is_late = image.format == "PNG" and has_late_metadata(lambda n, at: data[at : at + n])
     return pillow_orientation(image, load=is_late)
 
 
@@ -128,27 +128,20 @@ def _tiff_orientation(tiff: bytes) -> int | None:
     return 0 if len(entries) == 12 * count else None
 
 
-def has_late_metadata(read: Callable[[int, int], bytes], n_bytes: int, offset: int = 8) -> bool:
+def has_late_metadata(read: Callable[[int, int], bytes]) -> bool:
     """Whether a PNG may have EXIF or XMP behind its pixels, as many programs write them.
 
     Args:
         read: `read(n, offset)` gives up to n bytes of the file.
-        n_bytes: Of the file.
-        offset: Where a chunk begins, in front of the pixels or at their first.
     """
-    is_behind = False
+    is_behind, offset = False, 8
     while len(start := read(_CHUNK_START, offset)) >= 12:
         length, kind = int.from_bytes(start[:4], "big"), start[4:8]
         if kind == b"IEND":
             return False
         if is_behind and _is_metadata(kind, start[8:]):
             return True
-        if kind == b"IDAT" and not is_behind:
-            is_behind = True
-            # Nearly all writers give all chunks of pixels but the last the same length: go to where the last but one
-            # is, if nothing stands behind them.
-            last = offset + ((n_bytes - offset - 12) // (length + 12) - 1) * (length + 12)
-            offset = last if last > offset and read(8, last) == start[:8] else offset
+        is_behind = is_behind or kind == b"IDAT"
         offset += length + 12
     return False
 

@@ -263,11 +263,10 @@ class ObjectStore(ListedStore):
         Raises:
             KeyError: an object is no longer there.
         """
-        sizes = {key: about.get("size") for key, about in self._list().items()}
+        sizes = {key: about["size"] for key, about in self._list().items()}
         if lost := next((key for key in self.keys() if key not in sizes), None):
             raise MissingKeyError(f"{lost!r} is no longer under {self.name}: open the store again")
-        known = ((key, sizes[key]) for key in self.keys())
-        return np.array([len(self.read(key)) if size is None else size for key, size in known], np.int64)
+        return np.array([sizes[key] for key in self.keys()], np.int64)
 
     def changed_at(self) -> np.ndarray:
         """When each object was last changed, in seconds since 1970, as the service lists it; NaN where it does not."""

@@ -193,10 +193,7 @@ def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -
         raise ArgumentError("the list of shards is empty: there is no shard to read")
     if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
         others = f", nor do {len(missing) - 1} others of {len(urls)}" if len(missing) > 1 else ""
-        hint = (
-            "; wildcards are not expanded: name the folder, or pass sorted(glob.glob(...))" if "*" in missing[0] else ""
-        )
-        raise MissingFileError(f"the shard {missing[0]} does not exist{others}{hint}")
+        raise MissingFileError(f"the shard {missing[0]} does not exist{others} (wildcards are not expanded)")
     return ShardList(urls, storage_options=storage_options)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from labkit.data.blobs import Extent, allow_requests
 from labkit.data.remote import as_store
 from labkit.data.stores import HasExtents, Store, folders_without_image, read_bytes
-from labkit.errors import ArgumentError
 from labkit.util.arguments import require_a
 from labkit.util.files import SharedFile, acquire_lock
 from labkit.util.process import PerProcess
@@ -33,9 +32,6 @@ class Disk:
         readahead_bytes: Gaps up to this size are read rather than skipped with a seek.
         trips_to_open: Seeks or requests that opening a file takes, before those for its bytes: 1 for an inode, or a
             look-up on a network share; 0 where one request names a file and returns it, as a GET does.
-
-    Raises:
-        ValueError: a negative time or number, or no bandwidth.
     """
 
     name: str
@@ -45,13 +41,6 @@ class Disk:
     one_head: bool = False
     readahead_bytes: int = 128 * 1024
     trips_to_open: int = 1
-
-    def __post_init__(self) -> None:
-        times = (self.seek_ms, self.latency_ms, self.readahead_bytes, self.trips_to_open)
-        if min(times) < 0 or self.bandwidth_mb_per_s <= 0:
-            raise ArgumentError(
-                f"{self}: times, readahead_bytes and trips_to_open must be >= 0, bandwidth_mb_per_s must be > 0"
-            )
 
 
 #: Milliseconds to the first byte of a small object in S3, from least to most. Both are AWS's own figures: tens of

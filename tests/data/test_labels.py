@@ -371,7 +371,9 @@ def test_what_is_no_list_of_labels_is_refused(store, labels):
 
 def test_a_table_is_refused(store):
     frame = pd.DataFrame({"image": KEYS, "label": range(5)})
-    with pytest.raises(TypeError, match=r'got DataFrame\. Pass its columns: labels=dict\(zip\(frame\["image"\]'):
+    with pytest.raises(
+        TypeError, match=r"got DataFrame\. Of a table, pass two columns: labels=dict\(zip\("
+    ):
         lk.ImageDataset(store, labels=frame)
 
 
@@ -383,16 +385,6 @@ def test_a_table_is_refused(store):
 def test_numbers_that_are_none_of_the_classes_are_refused(store, labels, said):
     with pytest.raises(ValueError, match=said):
         lk.ImageDataset(store, classes=["x", "y"], labels=labels, keys=KEYS)
-
-
-def test_texts_that_became_classes_are_told():
-    keys = [f"{number}.png" for number in range(50)]
-    with pytest.warns(LabelWarning, match=r"has 26 different labels in 50 images, .* pass the list of classes= if"):
-        classes, _ = labels_of(keys, labels=[str(min(number, 25)) for number in range(50)])
-    assert len(classes) == 26
-    for labels in ([str(min(number, 24)) for number in range(50)], [str(number) for number in range(20)]):
-        labels_of(keys[: len(labels)], labels=labels)  # half of them, and few: tells nothing
-    labels_of(keys, [f"{number}" for number in range(50)], labels=[f"{number}" for number in range(50)])
 
 
 # --- batches

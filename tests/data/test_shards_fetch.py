@@ -72,7 +72,7 @@ def read_all(urls, reads_in_flight=1) -> list[bytes]:
 # Fetched ahead
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5), st.integers(1, 20))
 def test_bytes_come_in_order_for_any_sizes(sizes, reads_in_flight, chunk_bytes):
     fsspec.register_implementation("hooked", HookedFiles, clobber=True)
@@ -94,7 +94,7 @@ def test_a_file_is_read_by_parts_and_local_ones_stand_among_remote_ones(remote, 
     assert (len(parts[0][0]), len(parts[0][1]), parts[0][3]) == (3, 20, b"")
 
 
-@pytest.mark.parametrize("sizes", [[40], [5] * 8, [10, 20, 5, 5]])
+@pytest.mark.parametrize("sizes", [[40], [10, 20, 5, 5]])
 def test_as_many_requests_as_asked_for_run_over_the_ends_of_shards(remote, chunks_of, sizes):
     """No chunk comes before four were asked for."""
     chunks_of(5)
@@ -131,16 +131,6 @@ def test_connections_are_shared(chunks_of):
         server.files.update({f"/{number}.tar": os.urandom(30) for number in range(6)})
         assert read_all([f"{server.url}{path}" for path in server.files], 3) == list(server.files.values())
         assert server.connections <= 3
-
-
-def test_a_missing_shard_is_an_error_in_its_turn(remote, chunks_of):
-    chunks_of(5)
-    first, last = put(remote, [9, 9])
-    shards = open_shards([first, "hooked://none.tar", last], 2, {})
-    assert len(next(shards).read()) == 9
-    with pytest.raises(FileNotFoundError, match=r"none\.tar"):
-        next(shards)
-    assert {path for path, _ in remote.asked} == {"0.tar"}, "nothing is fetched behind it"
 
 
 def test_a_chunk_that_fails_is_an_error_in_its_turn(remote, chunks_of):
@@ -223,7 +213,7 @@ def test_braces_in_a_url_stand_for_shards(http, expected):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("reads_in_flight", [1, 4, 30])
+@pytest.mark.parametrize("reads_in_flight", [1, 4])
 def test_the_same_samples_come_in_the_same_order(shards, http, shuffle, reads_in_flight):
     far = lk.read_shards(http, shuffle=shuffle, shuffle_buffer=8, verify=True, reads_in_flight=reads_in_flight)
     expected = samples(lk.read_shards(shards, shuffle=shuffle, shuffle_buffer=8))
@@ -247,11 +237,6 @@ def test_workers_open_connections_of_their_own(http, s3, expected, method):
     assert sums(DataLoader(both, batch_size=None, num_workers=1, multiprocessing_context=method)) == 2 * expected
     two = DataLoader(far[0], batch_size=None, num_workers=2, multiprocessing_context=method)
     assert sorted(sums(two)) == sorted(expected)
-
-
-def test_an_argument_of_earlier_versions_names_what_takes_its_place(shards):
-    with pytest.raises(TypeError, match=r"`read_shards\(cache=\)` is gone: copy the shards to a local folder first"):
-        lk.read_shards(shards, cache=None)
 
 
 def test_a_cut_shard_is_named(http, s3):

@@ -1,7 +1,6 @@
 """SimulatedStore: the same bytes, and the time that a disk or a network would take, as worked out by hand."""
 
 import multiprocessing
-import os
 import random
 import tarfile
 import tempfile
@@ -104,22 +103,9 @@ def test_a_disk_makes_trips_and_passes_bytes(folder, tar, case):
     assert store.busy_s == pytest.approx(seconds(sum(trips), sum(n_bytes)))
 
 
-@pytest.mark.parametrize(("readahead", "trips", "gap"), [(536, 0, 536), (535, 1, 0), (0, 1, 0)])
-def test_gaps_up_to_the_readahead_are_read_over(tar, readahead, trips, gap):
-    store = dry(TarStore(tar), replace(DISK, readahead_bytes=readahead))
-    store.read("a.jpg")
-    assert busy_after(store, "b.jpg") == seconds(trips, 2000 + gap)
-
-
 def test_a_store_that_cannot_say_pays_for_a_file_a_read():
     assert busy_after(dry(MemoryStore(FILES)), "a.jpg", "b.jpg", "b.jpg") == seconds(6, 5000)
     assert not isinstance(HttpStore("http://127.0.0.1:1", keys=["a.jpg"]), HasExtents)
-
-
-@pytest.mark.parametrize(("field", "value"), [("seek_ms", -1), ("bandwidth_mb_per_s", 0)])
-def test_disks_that_cannot_be_are_an_error(field, value):
-    with pytest.raises(ValueError, match="bandwidth_mb_per_s must be > 0"):
-        Disk("wrong", **{field: value})
 
 
 def test_each_disk_asks_or_seeks_for_a_random_read(tar):
@@ -212,18 +198,3 @@ def test_a_killed_reader_leaves_the_head_free(folder, monkeypatch):
     store.wait = False
     assert store.read("b.jpg") == FILES["b.jpg"]
     assert busy_after(store, "b.jpg") == seconds(2, 2000)
-
-
-def test_a_head_has_no_file_that_is_left_behind(folder, own_temporary_folder, n_open_files):
-    """It goes with the store that made it, not with a fork's copy."""
-    n_before, store = n_open_files(), dry(FolderStore(folder))
-    child = os.fork()
-    if not child:
-        del store
-        os._exit(0)
-    os.waitpid(child, 0)
-    store.read("a.jpg")
-    assert store.busy_s > 0
-    assert (os.listdir(own_temporary_folder), n_open_files()) == ([], n_before + 1)
-    del store
-    assert n_open_files() == n_before

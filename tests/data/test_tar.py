@@ -175,14 +175,7 @@ def test_headers_of_ordinary_files_need_no_tarfile(path, monkeypatch):
     assert calls == [0]
 
 
-def test_a_tar_of_nothing_holds_no_image(path):
-    path.write_bytes(bytes(BLOCK * 20))
-    assert list(TarStore(path).names()) == []
-    with pytest.raises(FileNotFoundError, match=r"a\.tar holds no image"):
-        TarStore(path).keys()
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_tars_are_what_tarfile_reads(path, seed):
     """On a disk, and behind a client that fetches a megabyte at a time."""
     own = random.Random(seed)
@@ -211,8 +204,9 @@ NAMES_IN_TREE = {
 }
 
 
-@pytest.mark.parametrize("kind", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-@pytest.mark.parametrize("dotted", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "dotted"), [("v7", True), ("oldgnu", False), ("gnu", True), ("ustar", False), ("posix", True)]
+)
 def test_what_gnu_tar_writes_is_read(tmp_path, path, kind, dotted):
     root, formats = tmp_path / "tree", {"v7": ["v7"], "ustar": ["v7", "ustar"]}.get(kind, NAMES_IN_TREE)
     for name in (name for held in formats for name in NAMES_IN_TREE[held]):
@@ -241,7 +235,7 @@ OTHERS = ["list.txt", "cat/.hidden.jpg", ".cache/e.jpg", "dog/depth.npy"]
 FILES = {name: random.Random(name).randbytes(100 * number) for number, name in enumerate((*KEYS, *OTHERS))}
 
 
-@pytest.mark.parametrize("dots", [["./"], [""], ["", "./"]])
+@pytest.mark.parametrize("dots", [["./"], ["", "./"]])
 def test_keys_are_the_images_however_they_are_spelled(path, dots):
     """With `./`, as `tar -cf x.tar .` writes it, without, and with both by turns."""
     members = [(dots[number % len(dots)] + name, data) for number, (name, data) in enumerate(FILES.items())]
@@ -349,7 +343,7 @@ def test_a_damaged_index_is_made_anew(photos, stored):
         stored.write_bytes(data)
         assert contents(photos) == expected, damage
         assert stored.read_bytes() == whole, damage
-    for _ in range(120):  # or means the same
+    for _ in range(30):  # or means the same
         at = own.randrange(len(whole))
         stored.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << own.randrange(8)]) + whole[at + 1 :])
         assert contents(photos) == expected, at
@@ -437,27 +431,6 @@ def test_an_open_store_keeps_its_tar_when_another_takes_its_name(tar):
     assert contents(tar) == {"other.jpg": b"other", "top.jpg": b"fresh"}
 
 
-def test_reads_may_come_in_pieces(tar, monkeypatch):
-    """As from a network disk, or for more than 2 GB."""
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 70), offset))
-    assert contents(tar) == FILES
-
-
-def n_wrong(store: TarStore, seed: int) -> int:
-    own = random.Random(seed)
-    return sum(store.read(key) != FILES[key] for key in own.choices(list(FILES), k=300))
-
-
-def test_forks_and_threads_do_not_disturb_each_other(tar):
-    """All read at once through what was one open file before the fork."""
-    store, fresh = TarStore(tar), TarStore(tar)
-    assert n_wrong(store, 0) == 0
-    assert in_children("fork", n_wrong, *((store, seed) for seed in range(4))) == [0] * 4
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(lambda seed: n_wrong(fresh, seed), range(8))) == 0
-
-
 def test_a_fork_may_begin_while_a_thread_reads_the_index(server, tar):
     """The worker does not wait for a lock that a thread of its parent holds."""
     is_reading, may_go_on = threading.Event(), threading.Event()
@@ -494,16 +467,3 @@ def test_open_files_do_not_add_up(tar, n_open_files):
         assert n_open_files() == before
     finally:
         gc.enable()
-
-
-def test_failed_openings_leave_no_files_open(tar, n_open_files):
-    """Damage is found again by another pass: neither may keep its file."""
-    damaged = bytearray(tar.read_bytes())
-    with tarfile.open(tar) as whole:
-        damaged[whole.getmembers()[2].offset + 110] ^= 1
-    tar.write_bytes(damaged)
-    before = n_open_files()
-    for _ in range(5):
-        with pytest.raises(TarError):
-            TarStore(tar).keys()
-    assert n_open_files() == before

@@ -72,13 +72,6 @@ def test_folders_servers_and_sizes_have_every_key(tmp_path):
     assert frame["width"].eq(1).all()
 
 
-def test_s3_has_every_key(tmp_path):
-    pytest.importorskip("s3fs", reason='s3fs is not installed: python -m pip install -e ".[s3]"')
-    tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline
-    with course.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
-        assert files_of(lk.ObjectStore("s3://photos", **options)) == tree
-
-
 @fewer
 @given(st.dictionaries(keys, st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5))
 @example(dict.fromkeys(KEYS, (1, 2)))
@@ -132,14 +125,7 @@ def test_shards_hold_each_image_under_a_name_that_gives_its_key_back(tmp_path, f
 # All that is written, in a folder of a name and in files of it.
 
 WORST = "-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41"
-OF_OTHER_KINDS = [  # a home folder, an option, a URL's parts, another system's path, several suffixes; no byte more
-    ("~", "~"), ("--help", "--help"), (" #frag?x=1&y", "C:\\evil\\n"), ("e\u0301.b.", "v1.0"), ("x" * 255, "x"),
-    *((".", stem) for stem in LONGEST_STEMS),
-]  # fmt: skip
-PLACES = [
-    (WORST, "x"), (".", WORST), ("\udcff", "\udcff"),
-    *(pytest.param(*place, marks=pytest.mark.exhaustive) for place in OF_OTHER_KINDS),
-]  # fmt: skip
+PLACES = [(WORST, "x"), ("\udcff", WORST), pytest.param("~", "\xe9" * 125 + "x", marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # one that names such a path ends the workers of xdist
