@@ -9,7 +9,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -79,11 +78,6 @@ def chosen_keys(store: Any, keys: Iterable[str] | None = None) -> PackedStrings:
         raise WrongTypeError(f"{what}, got {kind_of(keys)}")
     try:
         names: list[Any] = list(keys)  # whatever the caller has
-        if numbers := [name for name in names if isinstance(name, Integral)]:
-            raise WrongTypeError(
-                f"got numbers, the first {numbers[0]}, and names are such as {there[0]!r}: make them, as by "
-                f'frame["id"].astype(str) + {os.path.splitext(there[0])[1]!r}; pd.read_csv(..., dtype=str) keeps 007'
-            )
         chosen = PackedStrings(names)
     except TypeError as error:
         raise WrongTypeError(f"{what}: {error}") from None

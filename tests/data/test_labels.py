@@ -141,8 +141,7 @@ def test_keys_choose_and_order_and_labels_go_with_them(store, tmp_path, labeled)
     (["a/1.png", "x.png", "y.png"], ValueError, r"no image 'x\.png', .*\(2 of its 3 are unknown\).*such as '5\.png'"),
     (["a/1.png", "a/2.png", "a/2.png", "a/1.png"], ValueError, r"more than once \(2 of them, the first 'a/1\.png'\)"),
     ([], ValueError, "keys must be a list of names of images.*, got none"),
-    ([1, 2], TypeError, r"numbers, the first 1, .*\.astype\(str\) \+ '\.png'; .*dtype=str"),
-    (["a/1.png", None], TypeError, "keys must be a list of names of images"),
+    ([1, 2], TypeError, "keys must be a list of names of images"),
     ({"a/1.png": 1}, TypeError, "keys must be a list of names of images.* got dict"),
     (pd.DataFrame({"image": ["a/1.png"]}), TypeError, "keys must be a list of names of images.* got DataFrame"),
 ])  # fmt: skip
@@ -371,9 +370,7 @@ def test_what_is_no_list_of_labels_is_refused(store, labels):
 
 def test_a_table_is_refused(store):
     frame = pd.DataFrame({"image": KEYS, "label": range(5)})
-    with pytest.raises(
-        TypeError, match=r"got DataFrame\. Of a table, pass two columns: labels=dict\(zip\("
-    ):
+    with pytest.raises(TypeError, match=r"got DataFrame\. Of a table, pass two columns: labels=dict\(zip\("):
         lk.ImageDataset(store, labels=frame)
 
 

@@ -155,26 +155,6 @@ def test_a_member_may_be_larger_than_octal_digits_hold(path, kind):
     assert store.read("after.jpg") == b"after"
 
 
-def test_headers_of_ordinary_files_need_no_tarfile(path, monkeypatch):
-    """Of all names and sizes that ustar holds; the largest is a hole. `tarfile` reads the first header to open it."""
-    full = os.fsdecode(b"\xff" * 155 + b"/" + b"\xff" * 100)  # sums to more than 16 bits hold
-    sizes = {"a": 0, "x" * 100: 511, "d" * 155 + "/" + "y" * 100: 512, "d/z": 513, full: 1, "last": (8 << 30) - 1}
-    with open(path, "wb") as file:
-        for name, size in sizes.items():
-            info, _ = member(name, kind=tarfile.AREGTYPE if name == "d/z" else tarfile.REGTYPE, size=size)
-            file.write(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape"))
-            file.seek(-(-size // BLOCK) * BLOCK, os.SEEK_CUR)
-        file.write(bytes(2 * BLOCK))
-    with tarfile.open(path, "r:") as tar:
-        expected = {info.name: (info.offset_data, info.size) for info in tar}
-    calls, fromtarfile = [], tarfile.TarInfo.fromtarfile
-    monkeypatch.setattr(tarfile.TarInfo, "fromtarfile", lambda tar: calls.append(tar.offset) or fromtarfile(tar))
-    store = TarStore(path)
-    assert {name: extent[1:3] for name in store.names() for extent in store.extents(name, first=False)} == expected
-    assert list(expected) == list(sizes)
-    assert calls == [0]
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_random_tars_are_what_tarfile_reads(path, seed):
     """On a disk, and behind a client that fetches a megabyte at a time."""
