@@ -100,15 +100,6 @@ def test_a_tar_of_tars_is_unpacked_twice(photos, tmp_path):
     assert labels(tmp_path / "train") == labels(photos)
 
 
-def test_a_folder_of_compressed_tars_names_one(photos, tar, tmp_path):
-    (tmp_path / "set").mkdir()
-    packed = tmp_path / "set" / "a.tar.gz"
-    packed.write_bytes(gzip.compress(tar.read_bytes()))
-    said = refused(lambda: lk.ImageDataset(packed.parent))
-    assert "but 1 .gz: open one by its own path, whose error says how to unpack it" in said
-    assert "python -m labkit convert" in refused(lambda: list(lk.open_store(packed).keys()))
-
-
 # Tables.
 
 

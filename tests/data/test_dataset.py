@@ -28,7 +28,6 @@ import labkit as lk
 from labkit import course
 from labkit.course.oracles import broken_files, oracle_files, reference
 from labkit.data.labels import LabelWarning
-from labkit.peers.peer import Work, labeled_photos
 from tests.image_files import encoded, write_pictures
 from tests.labeled import WAYS, of_data_set, of_pixels, of_shards
 from tests.paths import run_script, times
@@ -252,12 +251,6 @@ def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
         assert found.made.class_to_idx == ImageFolder(store.root).class_to_idx
 
 
-def test_peers_have_the_labels_of_image_folder(tmp_path):
-    store = stored(tmp_path / "set", *NESTED)
-    photos = labeled_photos(Work(store.root, tmp_path))
-    assert {path.relative_to(store.root).as_posix(): label for path, label in photos} == of_image_folder(store.root)[1]
-
-
 @every_way
 def test_a_set_may_have_the_numbers_of_another_and_lack_some_classes(tmp_path, labeled):
     classes = ["emu", "dog", "pig", "cat"]  # in any order
@@ -353,17 +346,6 @@ def test_a_rerun_with_other_classes_is_refused(tmp_path, make):
         make(store, tmp_path, classes=["cat", "dog", "emu"])
     make(store, tmp_path, classes=["cat", "dog"])
     assert times(tmp_path) == before
-
-
-def test_pixels_of_other_classes_are_refused_and_their_pixels_are_the_same(tmp_path):
-    store, classes = stored(tmp_path / "val", "cat/1.png", "dog/1.png"), ["cat", "cow", "dog"]
-    pixels = of_pixels(store, tmp_path).made
-    with pytest.raises(ValueError, match=r"label 1 is 'dog' there, and 'cow' in what was asked for: build"):
-        lk.BatchLoader(pixels, classes=classes)
-    (tmp_path / "again").mkdir()
-    again = of_pixels(store, tmp_path / "again", classes=classes).made
-    assert lk.BatchLoader(again, classes=classes).labels.tolist() == [0, 2]
-    assert [pixels.pixels(index).tobytes() for index in (0, 1)] == [again.pixels(index).tobytes() for index in (0, 1)]
 
 
 @pytest.mark.parametrize("make", [

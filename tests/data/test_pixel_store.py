@@ -33,7 +33,6 @@ from labkit.errors import ItemErrors, PixelError
 from labkit.util.files import atomic_path
 from tests.children import in_children
 from tests.killing import killed_at_every_moment
-from tests.memory_store import MemoryStore
 
 # As if its classes stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -450,20 +449,6 @@ def test_what_is_other_or_foreign_is_refused_and_not_overwritten(own_images, tmp
         build(own_images, path, **settings)
     assert path.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["images", "p"]
-
-
-@pytest.mark.parametrize(
-    ("source", "settings", "said"),
-    [
-        (None, {"short_side": 0}, "short_side must be an integer >= 1"),
-        ("missing", {}, "'missing' is not a folder of images"),
-        (MemoryStore({}), {}, "the source holds no image"),
-    ],
-)
-def test_wrong_input_leaves_nothing(images, tmp_path, source, settings, said):
-    with pytest.raises(ValueError, match=said):
-        build(source or images, tmp_path / "new" / "p", **settings)
-    assert os.listdir(tmp_path) == []
 
 
 def test_images_that_cannot_be_read_are_named(own_images, tmp_path):

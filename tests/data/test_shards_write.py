@@ -22,7 +22,7 @@ from tests.children import in_children
 from tests.image_files import encoded
 from tests.killing import killed_at_every_moment
 from tests.memory_store import MemoryStore
-from tests.paths import contents, run_script, times
+from tests.paths import contents, times
 from tests.shards import write
 from tests.tars import add
 
@@ -173,12 +173,6 @@ def test_a_seed_shuffles_once(photos, written, tmp_path):
     orders = [list(by_tarfile(root)) for root in (written, one, other)]
     assert len({tuple(order) for order in orders}) == 3
     assert contents(again) == contents(one)
-
-
-def test_the_script_writes_shards(photos, written, tmp_path):
-    result = run_script("make_shards", photos, tmp_path / "set", "--max-count", 3, "--engine", "threads")
-    assert result.exit_code == 0
-    assert contents(tmp_path / "set") == contents(written)
 
 
 # Interrupted, and run again

@@ -345,17 +345,6 @@ def test_where_none_can_be_stored_the_index_goes_home_or_stays_in_memory(photos,
     assert not stored.exists()
 
 
-def test_at_home_tars_of_one_name_do_not_mix(tmp_path, monkeypatch):
-    """The same relative path, size and time, in two folders, whose names are no UTF-8."""
-    for names in (("one", "two"), ("two", "one")):
-        folder = tmp_path / os.fsdecode(names[0].encode() + b"\xff")
-        (folder / f"a.tar{SUFFIX}").mkdir(parents=True)
-        monkeypatch.chdir(folder)
-        make_tar(Path("a.tar"), {f"{name}.jpg": name.encode() for name in names})
-        os.utime("a.tar", (0, 0))
-        assert contents(Path("a.tar")) == {"one.jpg": b"one", "two.jpg": b"two"}
-
-
 def test_a_tar_that_changes_while_it_is_indexed_is_refused(photos, stored, monkeypatch):
     read_header = tarfile.TarInfo.fromtarfile
 

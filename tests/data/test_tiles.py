@@ -18,7 +18,7 @@ from labkit.data import tiles
 from labkit.data.decode import missing_decoders
 from labkit.data.partial_jpeg import WholeDecoder, head_of, without_segments
 from labkit.data.tiles import MANIFEST, cut_jpeg, restart_interval, tile_jpegs, tiling_of
-from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError, WrongTypeError
+from labkit.errors import ArgumentError, ItemErrors, MissingLibraryError
 from labkit.loading import encoded as encoded_images
 from labkit.util.files import write_atomic
 from tests.data.test_partial_jpeg import jpeg, needs_library, random_crops, whole
@@ -136,12 +136,6 @@ class TestCut:
     def test_a_box_that_leads_out_of_the_photo_is_an_error(self, box):
         with pytest.raises(ArgumentError, match="96 pixels high and 256 wide"):
             cut_jpeg(by_pillow(96, 256), box)
-
-    def test_wrong_arguments_are_named(self):
-        with pytest.raises(WrongTypeError, match="str"):
-            cut_jpeg("photo.jpg", (0, 0, 1, 1))
-        with pytest.raises(ArgumentError, match="scale"):
-            cut_jpeg(by_pillow(96, 256), (0, 0, 1, 1), scale=3)
 
 
 class TestDamage:

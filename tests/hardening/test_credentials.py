@@ -100,12 +100,6 @@ def told(tmp_path, caplog, capfd):
     assert told.secrets() == []
 
 
-def test_what_is_looked_for_is_there_to_be_found(guarded):
-    told = Told()
-    told(guarded("x"))
-    assert {secret for secret, _ in told.secrets()} == {*SECRETS} - {BASIC}
-
-
 def test_what_works_keeps_credentials_to_itself(guarded, told, tmp_path):
     folder = lk.HttpStore(guarded("set"), keys=["a.jpg"])
     tar, shards = lk.open_store(guarded("x.tar")), lk.read_shards(guarded("shards/shard-000000.tar"))
