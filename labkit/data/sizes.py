@@ -1,9 +1,11 @@
 """The sizes of all images under a folder, from the cheapest source that states each.
 
 Names of latent caches, as kohya-ss/sd-scripts writes them, state sizes without opening an image. The other images'
-headers are read by as many threads as pay off: the time of the first files decides.
+headers are read by as many threads as pay off: the time of the first files decides. What Pillow says of a header, or
+refuses, is final, but for a JPEG or PNG that it refuses for its metadata alone.
 """
 
+import io
 import math
 import os
 import re
@@ -11,13 +13,24 @@ import statistics
 import time
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from PIL import Image, UnidentifiedImageError
+from PIL.ExifTags import Base
 
-from labkit.data.headers import Header, read_header
-from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES
+from labkit.data.decode import IF_TRUSTED
+from labkit.data.image_formats import (
+    IMAGE_SUFFIXES,
+    JPEG,
+    OTHER_IMAGE_SUFFIXES,
+    OTHER_PLUGINS,
+    PLUGINS,
+    PNG,
+    format_of,
+)
+from labkit.data.orientation import has_late_metadata, open_without_metadata, pillow_orientation
 from labkit.data.stores import checked_suffixes
 from labkit.errors import MissingFileError
 from labkit.util.arguments import require_int, require_local_path
@@ -32,6 +45,61 @@ _MAX_THREADS = 32
 _STORAGE_WAIT_S = 30e-6  # a shorter wait is not storage: a header in memory takes less
 _SEEK_WAIT_S = 2e-3  # a moving disk head takes longer; a virtual disk that reports rotation does not
 _LONG_S = 2.0  # shorter work needs no bar
+
+
+class Header(NamedTuple):
+    """What a file's header states.
+
+    width, height: Pixels as stored, not rotated. orientation: As `lk.decode` turns the image, 1 to 8; None where there
+    is no size. error: Why there is none.
+    """
+
+    width: int | None = None
+    height: int | None = None
+    orientation: int | None = None
+    error: str = ""
+
+
+def read_header(path: str) -> Header:
+    """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size."""
+    try:
+        return _read_with_pillow(path)
+    except UnidentifiedImageError:
+        is_empty = os.path.getsize(path) == 0
+        return Header(error="the file is empty" if is_empty else "no image format that this Pillow reads")
+    except Image.DecompressionBombError as error:
+        return Header(error=f"{str(error).rstrip('.')}: {IF_TRUSTED}")
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plug-ins raise errors of any kind
+        return Header(error=getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+
+
+def _read_with_pillow(path: str) -> Header:
+    with open(path, "rb") as file, _open(file) as image:
+        is_late = image.format in PNG.names_in_pillow and has_late_metadata(
+            lambda n, at: os.pread(file.fileno(), n, at)
+        )
+        orientation = pillow_orientation(image, load=is_late)
+        stored = getattr(image, "tag_v2", {})  # of a TIFF, whose `size` is that of the turned image
+        width, height = map(stored.get, (Base.ImageWidth, Base.ImageLength), image.size)
+        return Header(width, height, orientation)
+
+
+def _open(file: io.BufferedReader) -> Image.Image:
+    try:
+        return Image.open(file, formats=_plugins())
+    except (UnidentifiedImageError, ValueError, SyntaxError):
+        file.seek(0)
+        if format_of(file.peek()) in (JPEG, PNG) and (image := open_without_metadata(file.read())):
+            return image
+        raise
+
+
+def _plugins() -> list[str]:
+    """Names of those that are there: some come with other packages, such as pillow_jxl."""
+    Image.init()
+    return [name for name in (*PLUGINS, *OTHER_PLUGINS) if name in Image.OPEN]
 
 
 def read_headers(paths: list[str], *, num_workers: int | None = None, progress: bool = True) -> list[Header]:
@@ -90,7 +158,7 @@ def parse_cache_name(name: str) -> tuple[str, int, int] | None:
 
     The size is that in the image's header, not the training bucket's, and before EXIF rotation. The stem is the image's
     name without its suffix. `0000x0000`, which marks an unreadable image, is not a size, nor is a side of more than
-    `MAX_SIDE`.
+    nine digits.
 
     Source: `get_latents_npz_path` in kohya-ss/sd-scripts. Taught in: notebooks/10_image_sizes.ipynb
     """

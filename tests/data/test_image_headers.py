@@ -11,7 +11,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from labkit.course.oracles import broken_files, exif_of, oracle_files
-from labkit.data.headers import Header, read_header
+from labkit.data.sizes import Header, read_header
 from tests.image_files import encoded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of damaged files

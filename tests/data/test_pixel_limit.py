@@ -5,7 +5,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.data.headers import read_header
+from labkit.data.sizes import read_header
 from labkit.errors import ItemErrors
 from tests.image_files import write_pictures
 
