@@ -175,20 +175,6 @@ def test_connections_are_kept(photo):
     assert (len(photo.asked), photo.connections) == (22, 1)
 
 
-def test_a_connection_that_the_server_closed_is_opened_again(photo):
-    get = make_get(photo, retries=0)
-
-    def close_after(handler):
-        handler.answer(handler.whole())
-        handler.close_connection = True
-
-    for _ in range(3):
-        photo.script[PATH] = [close_after]
-        get()
-        assert photo.closed.acquire(timeout=20)
-    assert get() == DATA
-
-
 def read_together(server: ScriptedServer, path: str, read: Callable[[], bytes], n_at_once: int) -> set[bytes]:
     """What is read when the server answers only so many requests together."""
     barrier = threading.Barrier(n_at_once, timeout=20)

@@ -87,14 +87,6 @@ def test_the_manifest_is_true_and_tars_do_not_tell_who_wrote_them_when(written):
     assert contents(written).keys() == {"manifest.json", *(row["name"] for row in manifest["shards"])}
 
 
-def test_webdataset_reads_them(photos, written):
-    files = [str(path) for path in shards_of(written)]
-    samples = list(wds.WebDataset(files, shardshuffle=False))
-    assert {f"{sample['__key__']}.jpg": sample["jpg"] for sample in samples} == files_of(photos)
-    labels = [sample["cls"] for sample in wds.WebDataset(files, shardshuffle=False).decode()]
-    assert labels == [label for _, label in lk.ImageDataset(lk.FolderStore(photos))]
-
-
 def test_hugging_face_datasets_reads_them(written, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))

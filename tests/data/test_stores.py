@@ -9,7 +9,6 @@ import tarfile
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 import fsspec
 import numpy as np
@@ -21,12 +20,9 @@ from labkit import (
     BatchLoader,
     FolderStore,
     HttpStore,
-    ImageDataset,
-    LoaderConfig,
     ObjectStore,
     TarStore,
     course,
-    make_loader,
     open_store,
 )
 from labkit.data.labels import labels_of
@@ -34,7 +30,7 @@ from labkit.data.shards_write import member_names, store_key
 from labkit.data.stores import HasSizes, Store
 from labkit.errors import TarError
 from tests.children import in_children
-from tests.image_files import KEYS, encoded, put_in_memory, read_all
+from tests.image_files import KEYS, put_in_memory, read_all
 from tests.tars import make_tar
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -145,25 +141,6 @@ def test_a_fork_collects_no_filesystem_of_its_parent(s3):
     assert store.read("dog/d.WebP") == data
 
 
-@pytest.mark.parametrize(("num_workers", "start_method"), [(1, "fork"), (2, "forkserver")])
-def test_a_loader_reads_from_any_store(tmp_path, server, s3, num_workers, start_method):
-    """Workers inherit the connections of a store that was used before, and must leave them alone."""
-    images = {f"{'ab'[number % 2]}/{number}.png": encoded(Image.new("L", (5, 4), number), "PNG") for number in range(4)}
-    server.files = {f"/set/{key}": data for key, data in images.items()}
-    tar, options = make_tar(tmp_path / "set.tar", images), s3[0]
-    fsspec.filesystem("s3", **options).pipe_file(f"tars/{start_method}.tar", tar.read_bytes())
-    config = LoaderConfig(1, num_workers, start_method=start_method, pin_memory=False, persistent_workers=True)
-    for store in (
-        TarStore(tar), HttpStore(f"{server.url}/set", keys=images), TarStore(f"s3://tars/{start_method}.tar", **options)
-    ):  # fmt: skip
-        assert {key: store.read(key) for key in list(store.keys())} == images
-        loader = make_loader(ImageDataset(store), config)
-        for _ in range(2):
-            seen = [(image.shape, image.unique().tolist(), label.item()) for image, label in loader]
-            assert sorted(seen, key=str) == [((1, 3, 4, 5), [number], number % 2) for number in range(4)]
-    assert server.connections == 1 + num_workers  # of the HttpStore: no worker takes its parent's
-
-
 # Folders.
 
 
@@ -194,15 +171,6 @@ def test_a_place_in_the_home_folder_may_begin_with_a_tilde(tmp_path, monkeypatch
     monkeypatch.setenv("LABKIT_HOME", "~/own")
     assert course.photo_root("imagenet").is_relative_to(tmp_path / "own")
     assert not (tmp_path.parent / "~").exists()
-
-
-@pytest.mark.parametrize("below", ["dog/", "Größe", "caf%E9"])
-def test_a_folder_of_a_server_is_a_store(image_folder, served, below):
-    name = os.fsdecode(unquote(below, errors="surrogateescape").encode("utf-8", "surrogateescape"))
-    for url in {below, below if "%" in below else quote(below)}:
-        store = HttpStore(f"{served}/{url}")
-        assert list(store.keys()) == image_keys(image_folder / name)
-        assert read_all(store) == image_contents(image_folder / name)
 
 
 # The store that fits a place.

@@ -260,10 +260,6 @@ GOES_ON = {
         lambda whole, at: whole * 2,
         ("at byte {length} ", "'023.png'", "`tar --ignore-zeros -xf`, or join them by `tar --concatenate`"),
     ),
-    "a hole at the begin": (
-        lambda whole, at: bytes(BLOCK) + whole[BLOCK:],
-        ("goes on at byte 512 ", "no member is before it"),
-    ),
 }
 
 
@@ -445,18 +441,3 @@ def test_a_tar_that_cannot_be_read_on_is_no_damage(tmp_path, failing, read, suff
     path.write_bytes(PACKERS[suffix](plain.read_bytes()))
     assert_no_damage_is_told(ALL[read], failing(path, error, int(path.stat().st_size * share)), said)
     assert not (tmp_path / "plain.tar").exists()
-
-
-def test_a_network_that_fails_is_no_damage(path, whole, failing, server, own_home):
-    """On a server, and on a disk far away, whose error does not say of which file it is."""
-    server.files["/set.tar"], server.tags["/set.tar"] = whole, '"1"'
-    for read in (lambda url: list(lk.read_shards(url)), lambda url: lk.TarStore(url).keys()):
-        server.script["/set.tar"] = [lambda handler: handler.answer(handler.whole()), lambda handler: handler.say(403)]
-        with pytest.raises(OSError, match=r"set\.tar: access denied") as failure:
-            read(f"{server.url}/set.tar")
-        assert not isinstance(failure.value, TarError)
-    path.write_bytes(whole)
-    failing(path, partial(ConnectionError, "the network is gone"), 1)
-    with pytest.raises(ConnectionError, match="the network is gone") as failure:
-        list(lk.read_shards(path).samples())
-    assert str(path) in failure.value.__notes__[0]
