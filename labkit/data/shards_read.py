@@ -560,7 +560,7 @@ class ShardDataset(IterableDataset):
         """The sample's image and label; None if it is skipped."""
         suffixes = [suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES]
         name = f"{sample['__key__']}.{suffixes[0] if suffixes else '*'} in {sample['__url__']}"
-        known = [self._label_suffix] if self._label_suffix else [*dict.fromkeys(LABEL_SUFFIXES.values())]
+        known = [self._label_suffix] if self._label_suffix else ["cls", "txt", "json"]
         label_suffix = next((suffix for suffix in known if suffix in sample), None)
         if len(suffixes) != 1 or label_suffix is None:
             found = ", ".join(part for part in sample if not part.startswith("__"))
@@ -673,12 +673,10 @@ def _label_of(data: bytes, kind: str, name: str) -> Any:
         match kind:
             case "classes" | "cls":
                 return np.array([int(data)], np.int64)
-            case "texts" | "txt":
+            case "txt":
                 return (data.decode(),)
             case "numbers":
                 return typed_labels(np.array([json.loads(data)]))
-            case "objects":
-                return [json.loads(data)]
             case _:
                 return typed_labels([json.loads(data)])
     suffix = LABEL_SUFFIXES.get(kind, kind)
