@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.data.headers import MAX_SIDE
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.util.arguments import require_int
 from labkit.util.pictures import WidthHeight
@@ -16,6 +15,7 @@ if TYPE_CHECKING:  # workers import this module, and need neither
     import pandas as pd
     from torch import Tensor
 
+MAX_SIDE = 999_999_999  # pixels; a larger number is not a size
 _ROWS_AT_ONCE = 1 << 16  # of a table with a column for each bucket
 _FIRST_SWAPPED = 5  # EXIF orientations from here on swap width and height
 

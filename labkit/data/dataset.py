@@ -91,7 +91,7 @@ class ImageDataset(Labeled, Dataset):
             a label or folder that is not in `classes`; without `labels` and `classes`, images next to the class
             folders, a folder without an image, or a root that holds `train` and `val` in place of classes; labels by
             position where nobody gave an order. Where no image lies in a class folder, all labels are 0, and a
-            `LabelWarning` says so; so it does where most strings differ, as texts do.
+            `LabelWarning` says so.
 
     Taught in: notebooks/03_persistent_workers.ipynb
     """

@@ -7,11 +7,11 @@ this machine.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from labkit.data.decode import decode, open_image
-from labkit.data.headers import read_header
 from labkit.data.image_formats import JPEG
 from labkit.errors import ArgumentError, DecodeError, MissingFileError
 from labkit.util.files import key_from_name, read_record, walk, write_atomic, write_record
@@ -109,15 +109,15 @@ def _reasons(paths: list[Path], profile: str) -> list[str | None]:
 
 
 def _reason(path: Path, profile: str) -> str | None:
-    header = read_header(str(path))
-    if header.width and header.height and profile == "camera" and min(header.width, header.height) < LARGE_PX:
-        return ""
     try:
         data = path.read_bytes()
+        with suppress(Exception):  # which `decode` tells
+            if profile == "camera" and min(open_image(data).size) < LARGE_PX:
+                return ""
         decode(data, key=path.name)
         mode = open_image(data).mode
     except (DecodeError, OSError) as error:
-        return header.error or str(error)
+        return str(error)
     return None if mode in ("RGB", "L") else f"{mode}, and not RGB or gray"
 
 

@@ -28,9 +28,8 @@ Images are in the order of the keys, the first at the next multiple of 64 after 
 The CRC is zlib's.
 
 In version 3, the block of classes is a JSON object: `classes`, the list; `labels`, a list of the label of each image, a
-number or a list of numbers; and `dtype`, `float32` or `int64`. Files of earlier versions of labkit whose labels are
-texts or objects have no `dtype`, and are refused. Files whose labels are 32-bit integers are of version 2. Later
-versions keep bytes 0 to 11 and 124 to 127 where they are, so that this one can name them.
+number or a list of numbers; and `dtype`, `float32` or `int64`. Files whose labels are 32-bit integers are of version 2.
+Later versions keep bytes 0 to 11 and 124 to 127 where they are, so that this one can name them.
 """
 
 import hashlib
@@ -60,7 +59,6 @@ from labkit.data.labels import Labeled, check_same_classes, labeled, sizes_of, w
 from labkit.data.remote import as_store, reads_ahead
 from labkit.data.stores import Store, change_times, changed_since, read_bytes
 from labkit.errors import (
-    ArgumentError,
     DecodeError,
     FolderError,
     ItemErrors,
@@ -172,8 +170,6 @@ class PixelStore(Labeled, Dataset):
             block = json.loads(rows[8 + 32 * n : keys_start])
             if version == _OF_CLASSES:
                 block = {"classes": block, "labels": column("<i4", n, 8 + 28 * n), "dtype": "int64"}
-            if "dtype" not in block:
-                raise ArgumentError("they are neither numbers nor classes, which earlier versions kept")
             self.classes, self.labels = block["classes"], np.array(block["labels"], block["dtype"])
             self.labels.setflags(write=False)
         except (KeyError, TypeError, ValueError) as error:

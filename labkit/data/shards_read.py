@@ -31,7 +31,7 @@ from labkit.data.dataset import SkipLog, Skipped, sample_of, transformed
 from labkit.data.decode import DECODERS, PixelLimit, decode
 from labkit.data.image_formats import IMAGE_SUFFIXES
 from labkit.data.labels import typed_labels
-from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples, register
+from labkit.data.shards_fetch import ShardList, count_samples, find_shards, name_of, read_samples
 from labkit.data.shards_write import LABEL_SUFFIXES
 from labkit.errors import ArgumentError, DecodeError, OperationError, WrongTypeError
 from labkit.util.arguments import require_callable, require_choice, require_int, require_seed
@@ -559,7 +559,7 @@ class ShardDataset(IterableDataset):
         """The sample's image and label; None if it is skipped."""
         suffixes = [suffix for suffix in sample if f".{suffix}" in IMAGE_SUFFIXES]
         name = f"{sample['__key__']}.{suffixes[0] if suffixes else '*'} in {sample['__url__']}"
-        known = [self._label_suffix] if self._label_suffix else [*dict.fromkeys(LABEL_SUFFIXES.values())]
+        known = [self._label_suffix] if self._label_suffix else ["cls", "txt", "json"]
         label_suffix = next((suffix for suffix in known if suffix in sample), None)
         if len(suffixes) != 1 or label_suffix is None:
             found = ", ".join(part for part in sample if not part.startswith("__"))
@@ -672,12 +672,10 @@ def _label_of(data: bytes, kind: str, name: str) -> Any:
         match kind:
             case "classes" | "cls":
                 return np.array([int(data)], np.int64)
-            case "texts" | "txt":
+            case "txt":
                 return (data.decode(),)
             case "numbers":
                 return typed_labels(np.array([json.loads(data)]))
-            case "objects":
-                return [json.loads(data)]
             case _:
                 return typed_labels([json.loads(data)])
     suffix = LABEL_SUFFIXES.get(kind, kind)
@@ -740,7 +738,6 @@ def read_shards(
 
     Taught in: notebooks/08b_shard_order.ipynb
     """
-    register()
     reads_in_flight = require_int("reads_in_flight", reads_in_flight)
     require_callable("transform", transform)
     shards = find_shards(urls, verify=verify, storage_options=storage_options or {})

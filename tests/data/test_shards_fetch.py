@@ -6,15 +6,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import webdataset as wds
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, DataLoader
-from webdataset.gopen import gopen_schemes
 
 import labkit as lk
 from labkit import course
 from labkit.data import shards_fetch
-from labkit.data.shards_fetch import open_shards, register
+from labkit.data.shards_fetch import open_shards
 from labkit.errors import TarError
 from tests.scripted_server import serve_script
 from tests.shards import noisy, samples, write
@@ -74,7 +72,7 @@ def read_all(urls, reads_in_flight=1) -> list[bytes]:
 # Fetched ahead
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5), st.integers(1, 20))
 def test_bytes_come_in_order_for_any_sizes(sizes, reads_in_flight, chunk_bytes):
     fsspec.register_implementation("hooked", HookedFiles, clobber=True)
@@ -96,7 +94,7 @@ def test_a_file_is_read_by_parts_and_local_ones_stand_among_remote_ones(remote, 
     assert (len(parts[0][0]), len(parts[0][1]), parts[0][3]) == (3, 20, b"")
 
 
-@pytest.mark.parametrize("sizes", [[40], [5] * 8, [10, 20, 5, 5]])
+@pytest.mark.parametrize("sizes", [[40], [10, 20, 5, 5]])
 def test_as_many_requests_as_asked_for_run_over_the_ends_of_shards(remote, chunks_of, sizes):
     """No chunk comes before four were asked for."""
     chunks_of(5)
@@ -133,16 +131,6 @@ def test_connections_are_shared(chunks_of):
         server.files.update({f"/{number}.tar": os.urandom(30) for number in range(6)})
         assert read_all([f"{server.url}{path}" for path in server.files], 3) == list(server.files.values())
         assert server.connections <= 3
-
-
-def test_a_missing_shard_is_an_error_in_its_turn(remote, chunks_of):
-    chunks_of(5)
-    first, last = put(remote, [9, 9])
-    shards = open_shards([first, "hooked://none.tar", last], 2, {})
-    assert len(next(shards).read()) == 9
-    with pytest.raises(FileNotFoundError, match=r"none\.tar"):
-        next(shards)
-    assert {path for path, _ in remote.asked} == {"0.tar"}, "nothing is fetched behind it"
 
 
 def test_a_chunk_that_fails_is_an_error_in_its_turn(remote, chunks_of):
@@ -225,7 +213,7 @@ def test_braces_in_a_url_stand_for_shards(http, expected):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("reads_in_flight", [1, 4, 30])
+@pytest.mark.parametrize("reads_in_flight", [1, 4])
 def test_the_same_samples_come_in_the_same_order(shards, http, shuffle, reads_in_flight):
     far = lk.read_shards(http, shuffle=shuffle, shuffle_buffer=8, verify=True, reads_in_flight=reads_in_flight)
     expected = samples(lk.read_shards(shards, shuffle=shuffle, shuffle_buffer=8))
@@ -267,26 +255,3 @@ def test_what_is_not_there_is_named(http, s3):
             list(lk.read_shards(url))
     with pytest.raises(FileNotFoundError, match=r"photos/no\.tar"):
         list(lk.read_shards("s3://photos/no.tar", storage_options=s3))
-
-
-# WebDataset itself
-
-
-def test_webdataset_reads_s3(s3, shards, monkeypatch):
-    for name, option in {"ENDPOINT_URL": "endpoint_url", "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}.items():
-        monkeypatch.setenv(f"AWS_{name}", s3[option])
-    register()
-    far, local = (
-        [sample["jpg"] for sample in wds.WebDataset(f"{place}/shard-{{000000..000004}}.tar", shardshuffle=False)]
-        for place in ("s3://photos", shards)
-    )
-    assert far == local != []
-
-
-def test_webdataset_learns_s3_when_shards_are_read(shards, monkeypatch):
-    monkeypatch.delitem(gopen_schemes, "s3", raising=False)
-    lk.read_shards(shards)
-    assert callable(gopen_schemes["s3"])
-    monkeypatch.setitem(gopen_schemes, "s3", print)
-    register(0)  # as a worker's `worker_init_fn`
-    assert gopen_schemes["s3"] is print, "an opener that is there stays"

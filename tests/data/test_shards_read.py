@@ -1,6 +1,5 @@
 """`lk.read_shards`: every sample once an epoch, on any ranks and workers, from any place on, and no damage unsaid."""
 
-import gzip
 import itertools
 import json
 import os
@@ -108,7 +107,6 @@ def test_shards_may_be_named_in_many_ways(forty, tmp_path):
         (None, {"on_error": "hide"}, ValueError, "on_error must be one of raise, skip, got 'hide'"),
         (None, {"shuffle": 1000}, TypeError, "shuffle must be True or False, got 1000: .* is shuffle_buffer"),
         (None, {"shuffle_buffer": -1}, ValueError, "shuffle_buffer must be an integer >= 0, got -1"),
-        (None, {"samples_per_rank": 0}, ValueError, "samples_per_rank must be an integer >= 1, got 0"),
         (None, {"reads_in_flight": 0}, ValueError, "reads_in_flight must be an integer >= 1, got 0"),
     ],
 )
@@ -121,8 +119,7 @@ def test_wrong_arguments_are_refused(forty, urls, options, error, said):
 
 
 @pytest.mark.filterwarnings("ignore::labkit.data.shards_read.ShardWarning")
-@pytest.mark.parametrize("world_size", range(1, 5))
-@pytest.mark.parametrize("num_workers", range(1, 5))
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 1), (2, 3), (3, 2), (4, 4)])
 def test_every_shard_has_one_reader(forty, world_size, num_workers):
     came, _ = run(forty, (world_size, num_workers), {"shuffle": True, "shuffle_buffer": 5})
     assert merged(came) == Counter(range(40))
@@ -131,7 +128,7 @@ def test_every_shard_has_one_reader(forty, world_size, num_workers):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize(("method", "num_workers"), [(None, 0), ("fork", 3), ("forkserver", 2)])
+@pytest.mark.parametrize(("method", "num_workers"), [(None, 0), ("forkserver", 2)])
 def test_every_sample_comes_once_an_epoch_in_an_order_of_its_own(forty, method, num_workers):
     dataset = lk.read_shards(forty, shuffle=True, shuffle_buffer=5)
     options = {"multiprocessing_context": method, "persistent_workers": True} if num_workers else {}
@@ -175,8 +172,7 @@ def test_readers_without_a_shard_are_warned_of_once_and_by_one_rank(forty, monke
 # Epochs of a fixed length
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 9])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (3, 4), (5, 1), (8, 9)])
 def test_every_sample_comes_as_often_as_there_were_passes(forty, world_size, num_workers):
     """Of epochs of seven samples a rank, so that some of nine workers have none."""
     counted, n_epochs = Counter(), -(-80 // (7 * world_size))
@@ -218,15 +214,6 @@ def tar_of(path: Path, images: list[bytes]) -> Path:
     })  # fmt: skip
 
 
-def test_shards_without_a_sample_are_named_and_do_no_harm_beside_others(tmp_path):
-    empty, full = make_tar(tmp_path / "empty.tar", {}), tar_of(tmp_path / "full.tar", [PICTURE])
-    with pytest.raises(ValueError, match=r"no sample is in .*empty\.tar"):
-        list(lk.read_shards(empty))
-    with pytest.raises(ValueError, match="all 2 shards are empty: there is no sample to read"):
-        list(lk.read_shards([empty, empty], samples_per_rank=1))
-    assert len(list(lk.read_shards([full, empty]))) == 1
-
-
 def test_what_is_skipped_is_made_up_for_as_far_as_it_can_be(tmp_path):
     options = {"samples_per_rank": 3, "on_error": "skip"}
     dataset = lk.read_shards(tar_of(tmp_path / "x.tar", [PICTURE, PICTURE[:40], PICTURE]), **options)
@@ -264,7 +251,7 @@ def test_a_shard_whose_last_sample_is_zeros_is_an_error(shards):
 SIZES = st.integers(1, 40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 120), st.integers(0, 40), SIZES, st.text(max_size=3))
 def test_the_order_is_a_permutation_that_the_buffer_could_give(count, size, initial, seed):
     taken, given_items = [], []
@@ -281,7 +268,7 @@ def test_the_order_is_a_permutation_that_the_buffer_could_give(count, size, init
     assert size > 1 or given_items == list(range(count))
 
 
-@pytest.mark.parametrize(("size", "initial"), [(1, 1), (10, 10), (100, 10), (1000, 1000)])
+@pytest.mark.parametrize(("size", "initial"), [(100, 10), (1000, 1000)])
 def test_its_displacements_are_those_of_webdataset(size, initial):
     ours = np.fromiter(shuffled(range(3000), size, initial, "0"), np.int64)
     theirs = np.fromiter(wds.shuffle(size, initial=initial, rng=random.Random(0))(iter(range(3000))), np.int64)
@@ -294,7 +281,7 @@ class Item:
         self.number = number
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 80), SIZES, SIZES, st.data())
 def test_the_rest_of_an_order_reads_and_holds_no_more_than_it_needs(count, size, initial, data):
     whole = list(shuffled(range(count), size, initial, "seed"))
@@ -334,7 +321,7 @@ def test_a_full_buffer_mixes_more_and_none_shuffles_shards_alone(tmp_path):
 
 
 @in_every_mode
-@pytest.mark.parametrize("readers", [(2, 3), (3, 1), (1, 4)], ids=str)
+@pytest.mark.parametrize("readers", [(2, 3), (1, 4)], ids=str)
 def test_each_reader_goes_on_in_its_order_and_decodes_nothing_again(forty, options, readers, monkeypatch):
     whole, _ = run(forty, readers, options)
     begun, states = run(forty, readers, options, n_taken=lambda worker: 2 + worker)
@@ -349,7 +336,7 @@ def test_each_reader_goes_on_in_its_order_and_decodes_nothing_again(forty, optio
 
 
 @in_every_mode
-@pytest.mark.parametrize("n_taken", [0, 1, 7, 32, 33])
+@pytest.mark.parametrize("n_taken", [0, 7, 33])
 def test_a_resumed_epoch_is_followed_by_whole_ones(forty, options, n_taken):
     whole, following = (run(forty, (1, 1), options, epoch=epoch)[0][0, 0] for epoch in (EPOCH, EPOCH + 1))
     came, [state] = run(forty, (1, 1), options, n_taken=lambda worker: n_taken)
@@ -370,7 +357,7 @@ def damaged(tmp_path_factory) -> list[str]:
     return [str(tar_of(folder / f"{at}.tar", images[at : at + 5])) for at in range(0, 20, 5)]
 
 
-@pytest.mark.parametrize("n_taken", [1, 3, 6])
+@pytest.mark.parametrize("n_taken", [1, 6])
 @pytest.mark.parametrize("samples_per_rank", [None, 20])
 def test_what_is_skipped_is_left_out_or_made_up_for_after_a_resume_too(damaged, n_taken, samples_per_rank):
     options = {"samples_per_rank": samples_per_rank, "on_error": "skip", **MIXED}
@@ -382,12 +369,6 @@ def test_what_is_skipped_is_left_out_or_made_up_for_after_a_resume_too(damaged, 
     assert merged(whole).total() == (samples_per_rank or 18)
 
 
-def test_the_one_that_can_be_read_comes_again_for_all(tmp_path):
-    tar, options = tar_of(tmp_path / "x.tar", [PICTURE] + [PICTURE[:40]] * 3), {"samples_per_rank": 4}
-    _, states = run(tar, (1, 1), {"on_error": "skip", **options}, n_taken=lambda worker: 1)
-    assert merged(run(tar, (1, 1), {"on_error": "skip", **options}, states=states)[0]) == {0: 3}
-
-
 def test_one_worker_goes_on_with_what_its_parent_loaded_and_once(forty):
     dataset = lk.read_shards(forty, **MIXED)
     taken, state = numbers(itertools.islice(dataset, 5)), dataset.state_dict()
@@ -396,14 +377,6 @@ def test_one_worker_goes_on_with_what_its_parent_loaded_and_once(forty):
     epochs = [taken + numbers(loader), numbers(loader)]
     fresh = lk.read_shards(forty, **MIXED)
     assert epochs == [numbers(fresh), numbers(fresh)]
-
-
-def test_a_state_of_another_epoch_than_is_set_is_let_go(forty):
-    dataset = lk.read_shards(forty, **MIXED)
-    list(itertools.islice(dataset, 5))
-    dataset.load_state_dict(dataset.state_dict())
-    dataset.set_epoch(3)
-    assert sorted(numbers(dataset)) == list(range(40))
 
 
 @pytest.mark.parametrize("readers", [(1, 2), (2, 2), (4, 1)], ids=str)
@@ -437,13 +410,6 @@ def test_an_error_in_a_worker_names_the_shard(shards):
     with pytest.raises(TarError, match=r"shard-000001\.tar is cut or damaged"):
         list(batches)
     batches._shutdown_workers()  # when they are collected as garbage, torch waits seconds for each of them
-
-
-def test_compressed_shards_are_read(shards):
-    path, packed = shards / "shard-000000.tar", shards / "packed.tar.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    plain = [(image.sum(), label) for image, label in lk.read_shards(path)]
-    assert [(image.sum(), label) for image, label in lk.read_shards(packed)] == plain
 
 
 def test_verify_tells_a_changed_shard(shards):

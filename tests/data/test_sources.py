@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import pickle
-import resource
 import warnings
 
 import numpy as np
@@ -76,7 +74,7 @@ class TestEverySource:
                     each.read(key)
                 assert repr(key) in str(failure.value)
 
-    @pytest.mark.parametrize(("num_workers", "method"), [(0, None), (2, "fork"), (2, "forkserver")])
+    @pytest.mark.parametrize(("num_workers", "method"), [(0, None), (2, "forkserver")])
     def test_gives_data_sets_their_images_and_labels(self, source, num_workers, method):
         dataset = lk.ImageDataset(source, decoder="pil")
         [(images, labels)] = lk.make_loader(
@@ -87,9 +85,8 @@ class TestEverySource:
         assert labels.tolist() == LABELS
         assert (dataset.classes, dataset.labels.tolist()) == (CLASSES, LABELS)
 
-    @pytest.mark.parametrize("options", [{}, {"reads_in_flight": 4}], ids=str)
-    def test_feeds_batch_loader(self, source, options):
-        loader = lk.BatchLoader(source, size=32, batch_size=5, num_threads=4, **options)
+    def test_feeds_batch_loader(self, source):
+        loader = lk.BatchLoader(source, size=32, batch_size=5, num_threads=4, reads_in_flight=4)
         expected = lk.BatchLoader(STORE, size=32, batch_size=5)
         for (images, labels), (others, others_labels) in zip(loader, expected, strict=True):
             assert torch.equal(images, others)
@@ -171,10 +168,10 @@ class TestTables:
         with pytest.raises(KeyError, match=r"'000004' of .* has no image: its row holds no bytes"):
             store.read("000004")
 
-    @pytest.mark.parametrize("column", ["bytes", "large bytes", "struct"])
+    @pytest.mark.parametrize("column", ["large bytes", "struct"])
     def test_of_plain_bytes_are_read(self, column, tmp_path):
         if column != "struct":
-            images = pyarrow.array(FILES, pyarrow.large_binary() if column == "large bytes" else pyarrow.binary())
+            images = pyarrow.array(FILES, pyarrow.large_binary())
         else:
             images = pyarrow.array(cells(), pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
         made = pyarrow.table({"jpeg": images, "label": ["b", "a"] * 5, "other": [1.5] * 10})
@@ -312,7 +309,6 @@ class TestShards:
         ({"0.jpg": b"", "0.cls": b"1", "1.jpg": b""}, r"1 image of 2 in .*, such as '1.jpg', have no .cls member"),
         ({"0.jpg": b"", "0.cls": b"cat"}, r"has b'cat' as the .cls member of '0.jpg', which is no label: pass"),
         ({"0.jpg": b"", "0.txt": b"a dog"}, r"are texts, in .txt members, which lk.read_shards gives: pass labels="),
-        ({"0.jpg": b"", "0.json": b"{"}, r"which is no label"),
         ({"0.jpg": b"", "0.json": b"[" * 100_000}, r"which is no label"),
         ({"0.jpg": b"", "0.json": b'{"a": 1}'}, r"in .json members, are no numbers, such as {'a': 1} of '0.jpg'"),
         ({"0.jpg": b"", "0.seg.png": b"", "0.cls": b"1"}, "'0.jpg' and '0.seg.png' in .* are images of one sample"),
@@ -372,20 +368,6 @@ class TestShards:
             store.read("a.jpg")
 
 
-def test_more_shards_may_be_read_than_files_may_be_open(tmp_path):
-    for number in range(40):
-        make_tar(tmp_path / f"{number:02}.tar", {f"{number:02}.jpg": FILES[0]})
-    store = lk.open_store(tmp_path)
-    store.keys()
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    n_open = len(os.listdir("/dev/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 10, before[1]))
-    try:
-        assert read_all(store) == FILES[:1] * 40
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_the_manifest_of_another_tool_is_no_hindrance(tmp_path):
     make_tar(tmp_path / "a.tar", {"0.jpg": FILES[0]})
     (tmp_path / "manifest.json").write_text(json.dumps({"files": ["a.tar"]}))
@@ -411,10 +393,10 @@ def labeled_by_every_door(tar, tmp_path, **options):
         yield dict(zip(keys, (label for _, label in each), strict=True))
 
 
-@pytest.mark.parametrize("form", ["cls", "floats", "vectors"])
+@pytest.mark.parametrize("form", ["cls", "vectors"])
 def test_labels_beside_images_in_a_tar_are_the_same_by_every_door(form, tmp_path):
     (tmp_path / "of").mkdir()
-    values = {"cls": [0, 2, 1, 1, 0, 2], "floats": [0.5, 2, 1.25, 1, 0, 2], "vectors": [[n, 1] for n in range(6)]}[form]
+    values = {"cls": [0, 2, 1, 1, 0, 2], "vectors": [[n, 0.5] for n in range(6)]}[form]
     keys = [f"{folder}/{number}" for folder in "ab" for number in range(3)]
     suffix = "cls" if form == "cls" else "json"
     # The suffix counts in any case, as for WebDataset.
@@ -437,15 +419,6 @@ def test_labels_beside_images_in_a_tar_far_away_are_read(server, tmp_path):
     assert dict(zip(dataset.keys, dataset.labels.tolist(), strict=True)) == {f"a/{n}.jpg": 7 - n for n in range(8)}
 
 
-def test_a_tar_without_labels_has_the_classes_of_its_folders_by_every_door(tmp_path):
-    (tmp_path / "of").mkdir()
-    members = {f"{name}/{n}.jpg": FILES[n] for name in ("cat", "dog") for n in range(2)} | {"README.txt": b"x"}
-    tar = make_tar(tmp_path / "of" / "a.tar", members)
-    for place in (tar, tar.parent):
-        dataset = lk.ImageDataset(place)
-        assert (dataset.classes, dataset.labels.tolist()) == (["cat", "dog"], [0, 0, 1, 1])
-
-
 # Whatever holds the bytes.
 
 
@@ -463,9 +436,7 @@ class Keeping:
 
 
 BUFFERS = {
-    "np.void": np.void, "array of np.void": lambda data: np.array(np.void(data)), "memoryview": memoryview,
-    "bytearray": bytearray, "array": lambda data: np.frombuffer(data, np.uint8),
-    "tensor": lambda data: torch.frombuffer(bytearray(data), dtype=torch.uint8),
+    "np.void": np.void, "memoryview": memoryview, "array": lambda data: np.frombuffer(data, np.uint8),
 }  # fmt: skip
 
 
@@ -489,7 +460,7 @@ def test_bytes_in_any_buffer_are_the_same_by_every_door(kept, tmp_path):
         assert list(by_every_door(source, tmp_path / str(number))) == expected
 
 
-@pytest.mark.parametrize("wrong", ["text", None, [1, 2], 3.5, np.zeros((2, 2, 3), np.uint8), np.zeros(3), object()])
+@pytest.mark.parametrize("wrong", ["text", None, np.zeros((2, 2, 3), np.uint8), np.zeros(3)])
 def test_what_is_no_buffer_of_bytes_is_named(wrong, tmp_path):
     store = Keeping(lambda data: wrong, {"a/1.jpg": b""})
     for read in (

@@ -11,11 +11,9 @@ import re
 import shutil
 import subprocess
 import tarfile
-import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -101,7 +99,7 @@ def plan(tmp_path_factory) -> tuple[bytes, dict[str, tarfile.TarInfo]]:
 
 some_readers = pytest.mark.parametrize(
     ("read", "suffix"),
-    [("TarStore", ""), ("extract_tars", ""), ("extract_tars", ".gz"), ("undecoded", ""), ("undecoded", ".xz")],
+    [("TarStore", ""), ("extract_tars", ".gz"), ("undecoded", "")],
 )
 
 
@@ -147,8 +145,8 @@ def test_a_damaged_header_is_an_error(tmp_path, plan, read, suffix):
 @some_readers
 @pytest.mark.parametrize(
     ("writer", "block"),
-    [(tarfile.GNU_FORMAT, 1), (tarfile.GNU_FORMAT, 2), (tarfile.PAX_FORMAT, 1), (tarfile.PAX_FORMAT, 2)],
-    ids=["GNU", "GNU's second block", "pax", "pax' second block"],
+    [(tarfile.GNU_FORMAT, 2), (tarfile.PAX_FORMAT, 1)],
+    ids=["GNU's second block", "pax"],
 )
 def test_zeros_over_a_long_name_are_an_error(tmp_path, read, suffix, writer, block):
     """`tarfile` takes them for the end of the name, and gives the member another."""
@@ -162,29 +160,8 @@ def test_zeros_over_a_long_name_are_an_error(tmp_path, read, suffix, writer, blo
         READERS[read](path)
 
 
-@some_readers
-def test_a_member_larger_than_the_file_is_an_error(tmp_path, read, suffix):
-    """`tarfile` would go on skipping long after its end. It is larger than any disk, and than a seek."""
-    path = tmp_path / f"set.tar{suffix}"
-    header = member("x", size=1 << 62)[0].tobuf(tarfile.GNU_FORMAT)
-    path.write_bytes(PACKERS[suffix](header + b"data"))
-    with refusal(path, "is cut or damaged"):
-        READERS[read](path)
-
-
-def test_a_cut_gzip_names_its_last_whole_member(tmp_path):
-    members = [member(f"{n}.bin", os.urandom(1000)) for n in range(100)]
-    archive = make_tar(tmp_path / "set.tar.gz", members, "w:gz")
-    data = archive.read_bytes()[:50_000]
-    archive.write_bytes(data)
-    n_whole = len(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data)) // (3 * BLOCK)
-    for read in ("undecoded", "extract_tars"):
-        with refusal(archive, "cut or damaged", "ended before", f"member is '{n_whole - 1}.bin'"):
-            READERS[read](archive)
-
-
 @pytest.mark.filterwarnings("ignore::labkit.data.tar_stream.TarWarning")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_damage_gives_one_kind_of_error(path, plan, seed):
     """Headers damaged so that their checksums fit give bytes, or a KeyError or TarError that names the tar."""
     whole, members = plan
@@ -249,7 +226,7 @@ def test_a_tar_cut_where_nothing_is_lost_warns(path, plan):
         assert all(len(store.read(name)) == 700 for name in store.names())
 
 
-@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("kind", ["", ".bz2"])
 def test_without_an_end_mark_no_shard_and_no_compressed_tar_is_whole(tmp_path, kind):
     """Some decompressors take damage for the end of their file."""
     make_tar(tmp_path / "plain", numbered_files(5))
@@ -283,16 +260,10 @@ GOES_ON = {
         lambda whole, at: whole * 2,
         ("at byte {length} ", "'023.png'", "`tar --ignore-zeros -xf`, or join them by `tar --concatenate`"),
     ),
-    "a hole at the begin": (
-        lambda whole, at: bytes(BLOCK) + whole[BLOCK:],
-        ("goes on at byte 512 ", "no member is before it"),
-    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "kind"), [(case, "") for case in GOES_ON] + [("a hole over a header", kind) for kind in PACKERS if kind]
-)
+@pytest.mark.parametrize(("case", "kind"), [(case, "") for case in GOES_ON] + [("a hole over a header", ".gz")])
 @every_reader
 def test_a_tar_that_goes_on_after_an_end_mark_is_an_error(tmp_path, whole, read, case, kind):
     """It names the place, and the remedy where several were joined."""
@@ -312,19 +283,6 @@ def test_a_second_half_of_zeros_warns(path, whole, read):
     said = rf"set\.tar ends with {len(whole) - at} zeros.* members after '005\.png' may be missing.*checksum"
     with pytest.warns(TarWarning, match=said):
         read(path)
-
-
-@needs_tar
-@pytest.mark.filterwarnings("error")
-def test_tars_joined_by_the_remedy_are_read_without_a_warning(tmp_path, path):
-    for number in range(3):
-        names = (f"{number:03}.cls", f"{number:03}.png")
-        make_tar(tmp_path / f"{number}.tar", {name: SAMPLES[name] for name in names})
-    shutil.copy(tmp_path / "0.tar", path)
-    for other in ("1.tar", "2.tar"):  # GNU tar 1.34 leaves an end mark between two that it adds at once
-        subprocess.run(["tar", "--concatenate", "-f", path, tmp_path / other], check=True)
-    assert [label for _, label in lk.read_shards(path)] == [0, 1, 2]
-    assert len(lk.TarStore(path).keys()) == 3
 
 
 def flip_trailer(packed: bytes) -> bytes:
@@ -368,7 +326,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("read", ["read_shards", "undecoded", "counted"])
+@pytest.mark.parametrize("read", ["undecoded", "counted"])
 @pytest.mark.parametrize("odd", ODD)
 def test_a_member_of_a_sample_that_is_no_file_is_named(path, odd, read):
     files = [member(name, SAMPLES[name]) for name in ("000.cls", "000.png")]
@@ -471,24 +429,11 @@ def failing(monkeypatch):
     return fail
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose first byte cannot be read")
-def test_a_member_that_the_disk_does_not_give_is_no_damage(path):
-    store = lk.TarStore(make_tar(path, {"0.bin": b"first", "1.png": b"second"}))
-    assert list(store.keys()) == ["1.png"]
-    path.unlink()
-    path.symlink_to("/proc/self/mem")
-    assert_no_damage_is_told(lambda path: store.read("1.png"), path)
-
-
 @pytest.mark.parametrize(("error", "said"), [(DISK_FAILS, "Input/output error"), (MemoryError, "MemoryError")])
 @pytest.mark.parametrize("share", [0, 0.5], ids=["at the begin", "in the middle"])
 @pytest.mark.parametrize(
     ("read", "suffix"),
-    [
-        ("TarStore", ""),
-        *product(["undecoded", "counted", "extract_tars"], PACKERS),
-        *product(["convert"], [*PACKERS][1:]),
-    ],
+    [("TarStore", ""), ("undecoded", ".gz"), ("extract_tars", ".xz"), ("convert", ".bz2")],
 )
 def test_a_tar_that_cannot_be_read_on_is_no_damage(tmp_path, failing, read, suffix, share, error, said):
     path = tmp_path / f"set.tar{suffix}"
@@ -496,18 +441,3 @@ def test_a_tar_that_cannot_be_read_on_is_no_damage(tmp_path, failing, read, suff
     path.write_bytes(PACKERS[suffix](plain.read_bytes()))
     assert_no_damage_is_told(ALL[read], failing(path, error, int(path.stat().st_size * share)), said)
     assert not (tmp_path / "plain.tar").exists()
-
-
-def test_a_network_that_fails_is_no_damage(path, whole, failing, server, own_home):
-    """On a server, and on a disk far away, whose error does not say of which file it is."""
-    server.files["/set.tar"], server.tags["/set.tar"] = whole, '"1"'
-    for read in (lambda url: list(lk.read_shards(url)), lambda url: lk.TarStore(url).keys()):
-        server.script["/set.tar"] = [lambda handler: handler.answer(handler.whole()), lambda handler: handler.say(403)]
-        with pytest.raises(OSError, match=r"set\.tar: access denied") as failure:
-            read(f"{server.url}/set.tar")
-        assert not isinstance(failure.value, TarError)
-    path.write_bytes(whole)
-    failing(path, partial(ConnectionError, "the network is gone"), 1)
-    with pytest.raises(ConnectionError, match="the network is gone") as failure:
-        list(lk.read_shards(path).samples())
-    assert str(path) in failure.value.__notes__[0]

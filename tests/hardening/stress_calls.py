@@ -1,11 +1,9 @@
 """Looking at the calls of threads that run on meanwhile, for as long as one likes: CPython must not crash, nor hang.
 
     python -m tests.hardening.stress_calls --minutes 60
-    python -m tests.hardening.stress_calls --minutes 5 --walk frames
 
 Each run is a process of some seconds that does one kind of work, while a thread of it looks at the calls of another as
-often as it can. `--walk frames` takes many bytecodes for that, as profilers that are written in Python do: CPython
-3.11.7 crashes and hangs now and then. `--walk none` looks at nothing.
+often as it can.
 """
 
 import argparse
@@ -24,17 +22,6 @@ from contextlib import suppress
 from labkit.watching.lines import calls_of_thread
 
 _RUN_S, _HANGS_S = 15.0, 200.0
-
-
-def calls_by_frames(thread):
-    found, frame = [], sys._current_frames().get(thread)
-    while frame is not None:
-        found.append((frame.f_code, frame.f_lineno, len(frame.f_locals) if "recurse" in frame.f_code.co_name else 0))
-        frame = frame.f_back
-    return found
-
-
-WALKS = {"call": calls_of_thread, "frames": calls_by_frames, "none": lambda thread: None}
 
 
 class Cycle:
@@ -100,10 +87,10 @@ def threads():
         thread.join()
 
 
-def forks(walk=None):
+def forks():
     child = os.fork()
     if not child:
-        threading.Thread(target=look, args=(walk, threading.get_ident()), daemon=True).start()
+        threading.Thread(target=look, args=(threading.get_ident(),), daemon=True).start()
         for _ in range(100):
             recursion()
             generators()
@@ -115,23 +102,23 @@ def forks(walk=None):
 WORK = {"recursion": recursion, "generators": generators, "threads": threads, "forks": forks}
 
 
-def look(walk, thread):
+def look(thread):
     while True:
         time.sleep(5e-5)
-        walk(thread)
+        calls_of_thread(thread)
 
 
-def run(work, walk, seconds):
+def run(work, seconds):
     """In a process of its own: work for some seconds."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(_HANGS_S, exit=True)
     sys.setswitchinterval(5e-6)
     gc.set_threshold(200, 5, 5)
-    threading.Thread(target=look, args=(walk, threading.get_ident()), daemon=True).start()
+    threading.Thread(target=look, args=(threading.get_ident(),), daemon=True).start()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for _ in range(20 if work in (recursion, generators) else 1):
-            work(walk) if work is forks else work()
+            work()
     os._exit(0)
 
 
@@ -139,15 +126,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=_RUN_S, help="of each run")
-    parser.add_argument("--walk", choices=WALKS, default="call")
     parser.add_argument("--work", choices=WORK, help="the one kind to do, in this process")
     options = parser.parse_args(arguments)
     if options.work:
-        run(WORK[options.work], WALKS[options.walk], options.seconds)
+        run(WORK[options.work], options.seconds)
     outcomes, end = Counter(), time.monotonic() + 60 * options.minutes
     while not outcomes or time.monotonic() < end:
         for work in WORK:
-            command = [sys.executable, "-m", __spec__.name, "--work", work, "--walk", options.walk]
+            command = [sys.executable, "-m", __spec__.name, "--work", work]
             process = subprocess.run(
                 [*command, "--seconds", str(options.seconds)], check=False, stderr=subprocess.PIPE, text=True
             )

@@ -22,7 +22,6 @@ from labkit.data.extract import extract_tars
 from labkit.data.shards_write import store_key
 from labkit.errors import ItemErrors
 from labkit.measure.frames import load_frame, save_frame
-from tests.hardening.fuzz.tables import lists
 from tests.hardening.inputs import files_of, image_bytes
 from tests.hardening.searches import fewer
 from tests.image_files import encoded
@@ -71,13 +70,6 @@ def test_folders_servers_and_sizes_have_every_key(tmp_path):
     frame = lk.collect_sizes(folder, progress=False)
     assert set(frame["path"]) == set(TREE)
     assert frame["width"].eq(1).all()
-
-
-def test_s3_has_every_key(tmp_path):
-    pytest.importorskip("s3fs", reason='s3fs is not installed: python -m pip install -e ".[s3]"')
-    tree = {key: data for key, data in TREE.items() if key.isprintable()}  # UTF-8, and no newline
-    with course.serve_s3({"photos": write_tree(tmp_path, tree)}) as options:
-        assert files_of(lk.ObjectStore("s3://photos", **options)) == tree
 
 
 @fewer
@@ -130,25 +122,10 @@ def test_shards_hold_each_image_under_a_name_that_gives_its_key_back(tmp_path, f
     assert len(dataset.urls) == math.ceil(len(found) / max_count)
 
 
-# Lists.
-
-
-@pytest.mark.parametrize("name", UNUSUAL)
-def test_a_list_of_pairs_holds_any_name_without_blanks_and_refuses_others(name):
-    lists(os.fsencode(f"\0rgb.png depth.png\n{name}.png x{name}x.png\n"))
-
-
 # All that is written, in a folder of a name and in files of it.
 
 WORST = "-dash ;$(touch owned) '{a,b}*?\n\U0001f600%41"
-OF_OTHER_KINDS = [  # a home folder, an option, a URL's parts, another system's path, several suffixes; no byte more
-    ("~", "~"), ("--help", "--help"), (" #frag?x=1&y", "C:\\evil\\n"), ("e\u0301.b.", "v1.0"), ("x" * 255, "x"),
-    *((".", stem) for stem in LONGEST_STEMS),
-]  # fmt: skip
-PLACES = [
-    (WORST, "x"), (".", WORST), ("\udcff", "\udcff"),
-    *(pytest.param(*place, marks=pytest.mark.exhaustive) for place in OF_OTHER_KINDS),
-]  # fmt: skip
+PLACES = [(WORST, "x"), ("\udcff", WORST), pytest.param("~", "\xe9" * 125 + "x", marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # one that names such a path ends the workers of xdist

@@ -115,16 +115,6 @@ def test_a_tour_without_a_home_names_the_remedy(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("encoding", "printed"), [("ascii", "é…\udcff"), ("utf-8", "é…"), ("latin-1", "é")])
-def test_only_ascii_streams_become_utf8(monkeypatch, tmp_path, encoding, printed):
-    with open(tmp_path / "out", "w", encoding=encoding) as file:
-        monkeypatch.setattr(sys, "stdout", file)
-        print_utf8()
-        print(printed, end="")
-    wanted = "utf-8" if encoding == "ascii" else encoding
-    assert (tmp_path / "out").read_bytes() == printed.encode(wanted, "surrogateescape")
-
-
 if __name__ == "__main__":
     print_utf8()
     use_everything(Path(sys.argv[1]))

@@ -2,10 +2,7 @@
 
 import functools
 import random
-import shutil
-import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -125,7 +122,7 @@ def test_the_work_is_done_on_the_gpu(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("FFCV jpg", 4), *((name, batch_size) for name in ("DALI", "SPDL") for batch_size in (4, 5, 64))],
+    [("FFCV jpg", 4), *((name, batch_size) for name in ("DALI", "SPDL") for batch_size in (4, 64))],
 )
 def test_epochs_are_whole_for_any_batch_size_and_after_one_was_left_early(name, batch_size, work):
     peer, work = peer_called(name), replace(work, batch_size=batch_size, size=32)
@@ -139,49 +136,6 @@ def test_epochs_are_whole_for_any_batch_size_and_after_one_was_left_early(name, 
         for images, labels in batches:
             assert (images.dtype, images.shape) == (torch.uint8, (len(labels), 3, 32, 32))
             assert images.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_dali_begins_no_epoch_by_itself(work, monkeypatch):
-    peer = peer_called("DALI")
-    from nvidia.dali.pipeline import Pipeline
-
-    runs, original = [], Pipeline._iter_setup  # called once a run
-    monkeypatch.setattr(Pipeline, "_iter_setup", lambda self: runs.append(1) or original(self))
-    epochs = peer.loader(replace(work, size=33))
-    for number in range(1, 4):
-        assert len(list(epochs)) == 3
-        assert len(runs) == 3 * number
-
-
-def test_pages_of_ffcv_hold_the_largest_photo(tmp_path):
-    """Its writer would wait for ever: a page has 8 MiB, unless told otherwise."""
-    peer, root = peer_called("FFCV raw"), tmp_path / "photos" / "a"
-    root.mkdir(parents=True)
-    Image.effect_noise((2100, 1400), 50).convert("RGB").save(root / "0.jpg")
-    path = peer.prepare(Work(root.parent, tmp_path / "scratch", short_side=1400))
-    assert path.stat().st_size > 3 * 1400 * 2100
-
-
-BROKEN = """
-    import sys
-    from pathlib import Path
-    from labkit.peers.registry import PEERS, Work
-    work = Work(Path(sys.argv[1]), Path("unused"), batch_size=4)
-    print(sum(len(images) for images, _ in PEERS[{name!r}].loader(work)))
-"""
-
-
-@pytest.mark.parametrize(("name", "message"), [("DALI", "image_random_crop"), ("SPDL", "failed")])
-def test_what_is_no_image_is_an_error(name, message, photos, tmp_path):
-    peer_called(name)
-    root = shutil.copytree(photos, tmp_path / "photos")
-    (root / "b" / "1.jpg").write_bytes(b"not an image" * 100)
-    script = textwrap.dedent(BROKEN).format(name=name)
-    # In a process of its own: DALI may crash where it is torn down after an error.
-    child = subprocess.run([sys.executable, "-c", script, str(root)], capture_output=True, text=True, timeout=120)
-    assert child.returncode != 0
-    assert child.stdout == ""
-    assert message in child.stderr
 
 
 @pytest.mark.usefixtures("loaders_end")
@@ -201,7 +155,7 @@ def test_each_names_torchvision_as_its_decoder_if_it_decodes_with_it(name, work,
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (100, 1000), (1000, 100), (1, 1)])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (100, 1000), (1, 1)])
 def test_spdl_draws_torchvisions_crops(height, width):
     """By its function for that, since SPDL is not installed where this is tested most."""
     draw, crop = random.Random(0), v2.RandomResizedCrop(224)  # torchvision's defaults are the work's

@@ -3,8 +3,6 @@
 And what the loaders are given: pictures that tell how they were cropped, small photos, formats that are made once.
 """
 
-import os
-import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -48,30 +46,6 @@ def test_a_crop_tells_its_picture_its_box_and_its_flip(work, flipped):
     np.testing.assert_allclose(seen.width, [box[3] / 800 for box in boxes], rtol=0.03)
     assert seen.flipped.tolist() == [flipped] * 4
     assert not seen.upside_down.any()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("antialias", [False, True])
-def test_grain_does_not_make_a_small_crop_look_like_a_wrong_one(work, antialias):
-    """Else a loader that does the work is refused now and then: the smallest crops, widest and highest, anywhere."""
-    draw = np.random.default_rng(1)
-    for height, width in [(170, 226), (226, 170)]:
-        corners = [(int(draw.integers(600 - height)), int(draw.integers(800 - width))) for _ in range(60)]
-        crops = [cut(work, number, (*corner, height, width), antialias) for number, corner in enumerate(corners)]
-        seen = read_crops(torch.stack(crops))
-        ratio, area = seen.width * 800 / (seen.height * 600), seen.width * seen.height * 800 * 600
-        assert np.abs(ratio / (width / height) - 1).max() < 0.06  # what the check tolerates
-        assert np.abs(area / (width * height) - 1).max() < 0.06
-
-
-def test_pictures_are_made_once_and_the_same(work, tmp_path):
-    again = shutil.copytree(work.root, tmp_path / "pictures", copy_function=os.link)
-    before = {path: path.stat().st_mtime_ns for path in again.rglob("*.jpg")}
-    gone = (again / "blue/001.jpg").read_bytes()
-    (again / "blue/001.jpg").unlink()
-    make_probe_pictures(again)
-    assert (again / "blue/001.jpg").read_bytes() == gone
-    assert {path: path.stat().st_mtime_ns for path in before if path.name != "001.jpg"}.items() < before.items()
 
 
 # --- the check
@@ -136,19 +110,15 @@ def test_who_does_the_work_passes_and_may_drop_a_batch_if_it_says_so(work):
         ({"spoil": lambda samples: samples[1:]}, "never came"),
         ({"spoil": lambda samples: [samples[1], *samples[1:]]}, "more than once"),
         ({"spoil": move_labels}, "labels"),
-        ({"spoil": on_images(lambda image: image / 255)}, "float32, not uint8"),
         ({"spoil": on_images(lambda image: image.flip(0))}, "colors"),
         ({"spoil": on_images(lambda image: image[:, :200])}, "shape"),
         ({"spoil": on_images(lambda image: image.flip(1))}, "upside down"),
-        ({"spoil": lambda samples: []}, "no batch"),
         ({"shuffle": False}, "nothing is shuffled"),
         ({"seed": 0}, "same order"),
         ({"crop": False}, "area of crops hardly varies"),
         ({"scale": (0.5, 1.0)}, "crops cover"),
-        ({"scale": (0.01, 1.0)}, "crops have area 0.0"),
         ({"ratio": (0.4, 2.5)}, "crops have aspect ratio"),
         ({"flip": 0.0}, "0% of the images are flipped"),
-        ({"flip": 1.0}, "100% of the images are flipped"),
         ({"antialias": False}, "does not antialias"),
     ],
 )
@@ -163,7 +133,6 @@ def test_who_gets_it_wrong_is_told_what(work, settings, message):
     [
         (lambda image: image / 255, "undone, mean and deviation of red, green and blue are"),
         (lambda image: image.float(), "undone, they are .* not within 0 to 255"),
-        (partial(normalised, std=(1.0, 1.0, 1.0)), "floats are not normalized"),
         (partial(normalised, mean=(0.0, 0.0, 0.0)), "floats are not normalized"),
         (partial(normalised, mean=MEAN[::-1], std=(0.3, 0.2, 0.3)), "floats are not normalized|colors"),
     ],
@@ -187,14 +156,6 @@ def of_few_crops(work):
     return zip(torch.stack(images).split(64), torch.tensor(labels).split(64), strict=True)
 
 
-def of_the_same_crops(work):
-    with torch.random.fork_rng():
-        batches = list(epoch(work, shuffle=False, seed=0))
-    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    order = torch.randperm(len(images))
-    return zip(images[order].split(64), labels[order].split(64), strict=True)
-
-
 def of_one_crop_a_batch(work):
     crop = v2.Compose([v2.RandomResizedCrop((224, 224), antialias=True), v2.RandomHorizontalFlip()])
     photos = decoded(work.root)
@@ -207,7 +168,6 @@ def of_one_crop_a_batch(work):
 @pytest.mark.parametrize(
     ("peer", "batch_size", "message"),
     [
-        (fake(of_the_same_crops), 64, "two epochs cut the same crops"),
         (fake(of_few_crops, RAW_PIXELS), 64, "two epochs cut the same crops"),
         (fake(of_one_crop_a_batch), 4, r"few distinct crops: \d+ among 140"),
     ],
