@@ -85,7 +85,8 @@ class BatchLoader(Labeled, Resumable):
         mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
         transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
             torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
-            shape. `labkit.loading.own_transform.OwnTransform` has the rules.
+            shape. `labkit.loading.own_transform.OwnTransform` has the rules. Python code of one's own holds Python's
+            lock: where it takes long, `lk.make_loader` is faster, whose workers each have a lock of their own.
         labels: The label of each image, as for `ImageDataset`. Default: the number of its folder.
         seed: Of order, crops, flips and the draws of `transform`. They depend only on (seed, epoch, index), and on how
             many times the index came before in the epoch.
@@ -302,8 +303,6 @@ class BatchLoader(Labeled, Resumable):
                 reason = next(skip.reason for skip in self.skipped if skip.key == key)
                 return FailedBatch(NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}"))
             indices, images = indices[kept], [one[torch.from_numpy(kept)] for one in images]
-        if own := self._writers[0].transform:
-            own.warn_if_it_limits()
         keys = ([self.keys[index] for index in indices],) if self._returns_keys else ()
         return images if self._has_crops else images[0], labels_at(self.labels, indices), *keys
 
@@ -430,7 +429,7 @@ def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[Any, tuple[float, 
 
 def _checked_transform(transform: Any, seed: int) -> OwnTransform:
     own = OwnTransform(transform, seed % 2**64)
-    if not own.draws_globally:
+    if not own.shares_generator and not own.drawn_by:
         return own
     to_workers = "give it to lk.ImageDataset(source, transform=transform) and lk.make_loader, whose workers"
     if own.shares_generator:
