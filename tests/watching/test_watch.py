@@ -1,6 +1,5 @@
 """`lk.watch` sees what training waits for: known stalls, every kind of loader, a device, ranks. It changes nothing."""
 
-import base64
 import inspect
 import json
 import math
@@ -11,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -20,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloa
 
 import labkit as lk
 from labkit.errors import NothingSeen
-from labkit.watching.advice import SHORT_NAMES, Costs, advise
+from labkit.watching.advice import Costs, advise
 from labkit.watching.device import DeviceTimes
 from labkit.watching.loaders import LoaderTraits
 from labkit.watching.ranks import combine, combine_ranks
@@ -36,12 +34,6 @@ def numbers(count, batch_size=2, **options):
 @pytest.fixture(scope="module")
 def report():
     return watched_while(numbers(120)).report()
-
-
-def drawing(page):
-    """The first picture of a page."""
-    encoded = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', page)[1]
-    return ElementTree.fromstring(base64.b64decode(encoded))  # noqa: S314 - of our own
 
 
 def methods():
@@ -101,7 +93,6 @@ class TestLoaders:
         assert isinstance(found.loaders, pd.DataFrame)  # since pandas is imported here
         assert (row["role"], row["n_batches"], row["num_workers"]) == ("training", 40, num_workers)
         assert row["getitem_ms"] >= 0
-        assert set(found.spans["lane"]) == ({"host", "worker 0"} if num_workers else {"host"})
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     @pytest.mark.parametrize("kind", [DataLoader, OwnIterator, Endless])
@@ -275,7 +266,6 @@ class TestTheReport:
         unknown = {"cpu_share": None, "gpu_utilization": None}
         found = replace(report, ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound, **unknown)
         assert found.sentences[1] == f"Without waiting, it would be {words}."
-        assert words.partition("x")[0] in "".join(drawing(found._repr_html_()).itertext())
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
         promising = replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5)
@@ -301,19 +291,6 @@ class TestTheReport:
         header, row = capfd.readouterr().err.splitlines()[-2:]
         told = dict(zip(header.split()[-6:], row.split()[-6:], strict=True))
         assert (told["wait_ms"], told["storage_ms"], told["ready"]) == ("1,234", "0.123", "-")
-
-    def test_draws_its_costs_and_the_step_alone(self, report):
-        page = replace(report, notes=["Use <2> workers"])._repr_html_()
-        rows, drawn = {}, drawing(page)
-        for bar in drawn.iter("{http://www.w3.org/2000/svg}rect"):
-            if bar.get("fill").startswith("url(") and bar.get("height") != "12":  # those are the legend's
-                rows.setdefault(bar.get("y"), []).append(float(bar.get("width")))
-        own, free = rows.values()
-        costs = [report.costs.step, *report.costs.lost_s.values()]
-        assert own == pytest.approx([sum(own) / sum(costs) * cost for cost in costs], abs=0.05)
-        assert free == own[:1]
-        assert {"training", "without waiting", *SHORT_NAMES.values()} <= set(drawn.itertext())
-        assert "Use &lt;2&gt; workers" in page
 
     def test_can_be_made_of_a_step_that_copies_fill_whole(self):
         with lk.watch() as watched:
