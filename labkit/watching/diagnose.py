@@ -223,7 +223,7 @@ class _Parts(Replay):
     """Replays when enough batches were seen: fewer than it should be where they take too long."""
 
     def __init__(self, record: Record, given: _Batches, n_steps: int, limit_s: float):
-        super().__init__(record, n_steps, _end, Control())
+        super().__init__(record, n_steps, _end)
         self._given, self._limit_s = given, limit_s
 
     def ended(self, seen: SeenLoader) -> None:

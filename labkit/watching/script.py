@@ -18,7 +18,6 @@ import re
 import shlex
 import signal
 import sys
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from labkit.errors import CannotRun
 from labkit.util.ranks import number_in_environment
 from labkit.util.redact import redact
 from labkit.watching.advice import SHORT_NAMES
-from labkit.watching.loaders import Control, SeenLoader, rounded
+from labkit.watching.loaders import rounded
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -227,7 +226,6 @@ if TYPE_CHECKING:
     from labkit.watching.report import WatchReport
 
 _BAR = 40
-_EVERY_S = 10.0
 _ABOVE = (200, 3)  # lowest numbers to try for a descriptor: those from 3 on are the script's files
 
 
@@ -320,22 +318,6 @@ def _aligned(table: list[dict[str, Any]]) -> list[str]:
         "  ".join(f"{cell:{'<' if text else '>'}{width}}" for cell, width, text in zip(row, widths, texts, strict=True))
         for row in rows
     ]
-
-
-class ProgressLine(Control):
-    """Says every ten seconds how far the training is, and how much of the time it waited."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal, self._next_s = terminal, time.perf_counter() + _EVERY_S
-
-    def received(self, seen: SeenLoader, data: object) -> None:
-        if (now := time.perf_counter()) >= self._next_s:
-            self._next_s = now + _EVERY_S
-            batches = [batch for epoch in seen.epochs for batch in epoch.batches[-50:]]
-            if len(batches) > 1:
-                waited_s = sum(batch.received_s - batch.asked_s for batch in batches[1:])
-                share = waited_s / max(1e-9, batches[-1].received_s - batches[0].received_s)
-                self._terminal.tell(f"{seen.kind}, batch {seen.n_batches}; waiting {share:.0%} of the time")
 
 
 def _cell(value: Any) -> str:

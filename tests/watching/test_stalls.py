@@ -19,7 +19,7 @@ import labkit as lk
 from labkit.errors import CannotDiagnose
 from labkit.measure import usage
 from labkit.watching import diagnose as loop
-from labkit.watching.loaders import Control, torch_loader
+from labkit.watching.loaders import torch_loader
 from labkit.watching.replay import Steps
 from labkit.watching.report import SHARES
 from labkit.watching.worker import making
@@ -93,7 +93,7 @@ def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
     else:
         _, steps = optimizer()
         with lk.watch() as watched, suppress(Ended):
-            watched.record.control = Steps(watched.record, N_STEPS, end, Control())
+            watched.record.control = Steps(watched.record, N_STEPS, end)
             for batch in loader:
                 steps.step()
                 stopwatch(batch)
