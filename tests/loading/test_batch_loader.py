@@ -585,13 +585,6 @@ class TestCrops:
             assert areas.max() < 1.15 * largest
             assert areas.max() > 1.5 * areas.min()
 
-    def test_of_floats_are_those_of_bytes(self, photos):
-        options = {"batch_size": 4, "crops": self.CROPS}
-        steps = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
-        floats, as_bytes = (list(lk.BatchLoader(photos, **options, **more)) for more in (HALVES, {}))
-        for (crops, _), (expected, _) in zip(floats, as_bytes, strict=True):
-            assert same(crops, [steps(crop).bfloat16() for crop in expected])
-
     def test_of_an_image_that_is_skipped_no_crop_stays(self, photos):
         files = {key: photos.read(key) for key in photos.keys()}  # noqa: SIM118
         files[min(files)] = b"no image"

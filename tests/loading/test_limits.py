@@ -1,7 +1,6 @@
 """The limits do exactly the work that they claim, on every thread, once; what they measure is `compare`'s affair."""
 
 import io
-import itertools
 import threading
 from collections import Counter
 
@@ -59,20 +58,6 @@ class TestDecodeLimit:
             for data, _, pixels in decoded:
                 assert pixels.shape == (*simplejpeg.decode_jpeg_header(data)[:2], 3)
 
-    def test_uses_all_threads_and_files_that_were_read_before(self, photos, monkeypatch):
-        both = threading.Barrier(2, timeout=20)  # broken, if one thread does it all
-
-        def decode_jpeg(data, colorspace):
-            if not both.broken and len(seen) < 2 and threading.get_ident() not in seen:
-                seen.add(threading.get_ident())
-                both.wait()
-
-        seen, limit = set(), decode_limit(photos, num_threads=2)
-        monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
-        monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
-        assert sum(limit) == 70
-        assert len(seen) == 2
-
     @pytest.mark.parametrize("num_threads", [1, 3])
     def test_takes_all_formats_and_names_what_is_broken(self, pictures, num_threads):
         data = pictures.read(pictures.keys()[0])
@@ -84,26 +69,6 @@ class TestDecodeLimit:
         with pytest.raises(lk.DecodeError, match=r"broken\.jpg: turbojpeg cannot decode 1500 bytes: .*truncated"):
             list(limit)
         assert threading.active_count() == before
-
-    def test_leaves_no_work_for_threads_when_it_is_left_early(self, photos, decoded, monkeypatch):
-        """The first batch is out before anything behind it is decoded: what then is, the threads had in hand."""
-        left, decode, begun = threading.Event(), simplejpeg.decode_jpeg, itertools.count()
-
-        def held_back(*arguments, **options):
-            if next(begun) >= 64:
-                left.wait(10)
-            return decode(*arguments, **options)
-
-        monkeypatch.setattr(simplejpeg, "decode_jpeg", held_back)
-        before = threading.active_count()
-        batches = iter(decode_limit(photos, num_threads=2))
-        next(batches)
-        waking = threading.Timer(0.5, left.set)
-        waking.start()
-        batches.close()
-        waking.join()
-        assert threading.active_count() == before
-        assert 64 <= len(decoded) <= 66
 
 
 class TestMemoryLimits:

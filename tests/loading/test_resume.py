@@ -102,14 +102,6 @@ class TestBatchLoader:
 
 
 class TestCUDAPrefetcher:
-    @pytest.mark.parametrize("depth", [1, 3])
-    def test_gives_batches_that_are_only_copied_ahead_after_the_resume(self, depth):
-        def make():
-            return lk.CUDAPrefetcher(drawn_loader(), "cpu", depth=depth)
-
-        for n_taken in range(9):
-            resumes(make, make, n_taken)
-
     def test_has_no_state_where_its_loader_has_none(self):
         assert not hasattr(lk.CUDAPrefetcher([torch.zeros(1)], "cpu"), "state_dict")
 

@@ -104,12 +104,6 @@ class TestDraws:
         other = list(draws_loader(seed=8))
         assert not set(column(other, "random").tolist()) & set(column(expected[0], "random").tolist())
 
-    def test_of_libraries_are_independent(self, expected):
-        names = expected[0][0].keys() - {"index", "albumentations", "whole batch"}
-        drawn = torch.stack([torch.cat([column(epoch, name) for epoch in expected]) for name in sorted(names)])
-        apart = torch.corrcoef(drawn) - torch.eye(len(drawn))
-        assert apart.abs().max() < 0.7  # 44 draws: five standard errors
-
     def test_of_the_order_are_others_in_each_epoch(self, expected):
         first, second = (column(epoch, "index").tolist() for epoch in expected)
         assert sorted(first) == sorted(second) == list(range(22))

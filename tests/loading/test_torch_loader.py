@@ -3,7 +3,6 @@
 import dataclasses
 import multiprocessing
 import os
-import resource
 import sys
 import threading
 import traceback
@@ -453,19 +452,6 @@ def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
     outputs = [cell.outputs for cell in executed.node.cells]
     assert outputs[:2] == [[], []]
     assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator is half-made
-def test_a_refusal_of_the_system_to_start_workers_is_told_with_a_remedy():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    loader = loader_of(Numbers(), num_workers=1)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files") as failure:
-            iter(loader)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert "ulimit -n" in failure.value.__notes__[0]
 
 
 def refused_in_a_pool() -> str:

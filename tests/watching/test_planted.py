@@ -4,7 +4,6 @@ What is planted takes many times the 5 ms between two samples of the stack, so t
 """
 
 import json
-import os
 from textwrap import indent
 from typing import NamedTuple
 
@@ -199,27 +198,6 @@ class TestWhatIsPlanted:
             assert {row["path"] for row in rows} == {str(tmp_path / "train.py")}, name
             assert true > PLANTS[name].margin, name
             assert abs(sum(row["share"] for row in rows) - true) <= PLANTS[name].margin, name
-
-    def test_as_files_is_told_with_their_share(self, tmp_path):
-        report, notes = watched(tmp_path, script_of(("slow files",), paths="PATHS"), 2)
-        assert {os.path.basename(row["sample"]) for row in report["samples"][:2]} == {"17.jpg", "51.jpg"}
-        assert {row["format"] for row in report["samples"][:2]} == {"progressive JPEG"}
-        true = sum(note.get("slow", 0.0) for note in notes) / sum(note["making"] for note in notes)
-        assert abs(sum(row["share"] for row in report["samples"][:2]) - true) <= 0.05
-        assert all(f"photos/{number}.jpg" in report["slow"] for number in (17, 51))
-
-    def test_as_the_head_of_the_line_is_told_with_its_share(self, tmp_path):
-        report, notes = watched(tmp_path, script_of(("slow batches",), paths="range(100)"), 2)
-        ready = [
-            when for _, when in sorted((int(index), when) for note in notes for index, when in note["ready"].items())
-        ]
-        [times] = [note for note in notes if note["asked"]]
-        waits = [(asked, ready[n], min(ready[n + 1 :])) for n, asked in enumerate(times["asked"][:-1])]
-        true = sum(max(0.0, made - max(asked, later)) for asked, made, later in waits) / times["all_s"]
-        [why] = [said for said in report["recommendations"] if "in_order=False" in said]
-        told = float(why.partition("(")[2].partition("%")[0]) / 100
-        assert true > 0.1
-        assert abs(told - true) <= 0.05
 
 
 UNKNOWN = """
