@@ -56,7 +56,7 @@ def without_shuffling(sizes: pd.DataFrame, batch_size: int, world_size: int) -> 
     return [batches[rank::world_size] for rank in range(world_size)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any), batch_size=st.integers(1, 9),
     world_size=st.integers(1, 9), epoch=st.integers(0, 3),

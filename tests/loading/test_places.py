@@ -52,7 +52,7 @@ def taken_with_errors(loader):
             n_errors += 1
 
 
-KINDS = ["make_loader", "make_loader, workers", "BatchLoader", "prefetched", "prefetched, workers"]
+KINDS = ["make_loader", "make_loader, workers", "BatchLoader", "prefetched"]
 
 
 class TestACaughtError:
@@ -149,13 +149,10 @@ def make(kind, pictures, **options):
     return lk.CUDAPrefetcher(loader, "cpu", depth=2) if "prefetched" in kind else loader
 
 
-ALL = [*KINDS, "prefetched BatchLoader"]
-
-
 class TestALook:
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("keep", [False, True], ids=["dropped", "kept"])
-    @pytest.mark.parametrize("at", range(6))
+    @pytest.mark.parametrize("at", [1, 5])
     def test_changes_neither_the_epochs_nor_the_states(self, kind, keep, at, pictures):
         def epochs(look):
             loader, kept = make(kind, pictures), []
@@ -202,7 +199,7 @@ class TestALook:
         oracle.set_epoch(7)
         assert [row[0] for row in rows(loader)] == list(oracle)
 
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_that_is_kept_leaves_each_pass_an_epoch_of_its_own(self, kind, pictures):
         """`it = iter(loader)` in a cell of a notebook, and then passes of a few batches each."""
         loader = make(kind, pictures)
@@ -211,7 +208,7 @@ class TestALook:
         passes = [str(list(itertools.islice(loader, 2))) for _ in range(3)]
         assert len(set(passes)) == 3
 
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_has_a_state_of_its_own(self, kind, pictures):
         loader = make(kind, pictures)
         training = iter(loader)
@@ -242,7 +239,7 @@ class TestAnEpochThatIsSet:
         epochs = [iterator.state_dict()["epoch"] for iterator in (first, second)]
         assert epochs == ([5, 5] if kind == "shards" else [5, 6])  # of shards, what was set decides
 
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_or_a_loaded_state_is_told_by_such_an_iterator_too(self, kind, pictures):
         begun, loader = make(kind, pictures), make(kind, pictures)
         running = iter(begun)
@@ -253,7 +250,7 @@ class TestAnEpochThatIsSet:
 
 
 class TestAState:
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_is_taken_by_an_iterator_that_has_given_nothing(self, kind, pictures):
         whole, begun, late = make(kind, pictures), make(kind, pictures), make(kind, pictures)
         expected = list(whole)
@@ -264,7 +261,7 @@ class TestAState:
         assert same(list(iterator), expected[2:])
         assert same(list(late), list(whole))
 
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_waits_for_the_next_pass_where_one_has_given_batches(self, kind, pictures):
         whole, loader = make(kind, pictures), make(kind, pictures)
         expected = list(whole)
@@ -278,7 +275,7 @@ class TestAState:
         assert same(list(loader), expected[1:])
         assert same(list(iterator), expected[3:])
 
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("order", [{}, {"shuffle": False, "sampler": [5, 1, 5, 2, 0]}], ids=["shuffled", "a list"])
     def test_behind_the_last_batch_is_that_of_the_next_epoch(self, kind, order, pictures):
         whole, begun, resumed = (make(kind, pictures, **order) for _ in range(3))
@@ -321,7 +318,7 @@ def first_epochs(loader, queue):
 
 class TestACopy:
     @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_goes_on_by_itself(self, kind, again, pictures):
         if again is copy.copy and "prefetched" in kind:
             pytest.skip("it is another wrapper around the same loader")
@@ -332,12 +329,9 @@ class TestACopy:
         assert same([list(copied), list(copied)], epochs[1:])
         assert same([list(loader), list(loader)], epochs[1:])
 
-    @pytest.mark.parametrize("begun", [False, True], ids=["new", "after an epoch"])
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_may_go_to_a_spawned_process(self, num_workers, begun):
-        loader, expected = (loader_of(num_workers=n, shuffle=True) for n in (num_workers, 0))
-        if begun:
-            assert rows(loader) == rows(expected)
+    def test_may_go_to_a_spawned_process(self):
+        loader, expected = (loader_of(num_workers=n, shuffle=True) for n in (2, 0))
+        assert rows(loader) == rows(expected)
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
         child = context.Process(target=first_epochs, args=(loader, queue))

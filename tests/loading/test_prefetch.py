@@ -35,8 +35,8 @@ class Source:
             yield number
 
 
-@pytest.mark.parametrize("n_batches", [0, 1, 2, 3, 10])
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("n_batches", [0, 1, 10])
+@pytest.mark.parametrize("depth", [1, 5])
 def test_batches_come_in_order_while_depth_more_are_on_their_way(n_batches, depth):
     source, came = Source(n_batches), []
     batches = iter(lk.CUDAPrefetcher(source, "cpu", depth=depth))
@@ -47,7 +47,7 @@ def test_batches_come_in_order_while_depth_more_are_on_their_way(n_batches, dept
     assert came == list(range(n_batches))
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize("at", [0, 5])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_exception_comes_after_the_batches_before_it(at, depth):
     prefetcher, got = lk.CUDAPrefetcher(Source(9, breaks_at=at), "cpu", depth=depth), []
@@ -238,7 +238,7 @@ SECONDS = st.lists(st.sampled_from([0.0, 1e-6, 1e-5, 1e-4, 1e-3]), min_size=1, m
 
 
 @given(SECONDS, st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_schedule_spoils_a_batch_and_each_shows_a_forgotten_order(seconds, depth):
     for feed, is_right in (
         (lambda loader: lk.CUDAPrefetcher(loader, depth=depth), True),

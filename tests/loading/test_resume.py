@@ -49,7 +49,7 @@ def drawn_loader(n_samples=30, num_workers=0, **options):
 
 
 class TestMakeLoader:
-    @pytest.mark.parametrize(("n_taken", "again"), [(0, 0), (1, 3), (3, 0), (7, 1), (8, 3)])
+    @pytest.mark.parametrize(("n_taken", "again"), [(0, 0), (1, 3), (8, 1)])
     def test_gives_the_same_rest_for_any_number_of_workers(self, n_taken, again):
         resumes(lambda: drawn_loader(num_workers=2), lambda: drawn_loader(num_workers=again), n_taken)
 
@@ -91,7 +91,7 @@ def test_image_data_sets_resume_in_torchdatas_loader(pictures, num_workers):
 
 
 class TestBatchLoader:
-    @pytest.mark.parametrize("n_taken", [0, 1, 5, 6])
+    @pytest.mark.parametrize("n_taken", [0, 5, 6])
     @pytest.mark.parametrize("kind", ["pictures", "pixels"])
     def test_gives_the_same_rest_for_any_number_of_threads(self, kind, n_taken, request):
         source = request.getfixturevalue(kind)
@@ -240,7 +240,7 @@ class TestRanksThatChange:
 
 
 class TestBuckets:
-    @pytest.mark.parametrize(("n_taken", "again"), [(0, 2), (1, 0), (14, 2), (15, 0)])
+    @pytest.mark.parametrize(("n_taken", "again"), [(1, 0), (14, 2)])
     def test_give_the_same_rest_for_any_number_of_workers(self, n_taken, again):
         resumes(lambda: bucket_loader(num_workers=2), lambda: bucket_loader(num_workers=again), n_taken)
 
