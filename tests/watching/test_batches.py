@@ -68,8 +68,7 @@ class TestABatch:
             (torch.randint(256, (8, 3, 32, 32)) / 255, 1), (torch.randint(256, (8, 32, 32, 3)) / 255 * 4.4 - 2.1, 1),
             (torch.randint(2, (1, 64, 64)).float(), 1), (torch.randint(256, (4, 32, 32, 1)).float(), 1),
             (torch.rand(8, 1, 32, 32), 0),  # depths
-            (torch.randint(256, (8, 4, 32, 32)).float(), 0), (torch.randint(256, (8, 3, 1024)).float(), 0),
-            (torch.randint(256, (8, 3, 32, 32)), 0), (torch.randint(256, (8, 3, 32, 32)).double(), 0),
+            (torch.randint(256, (8, 4, 32, 32)).float(), 0), (torch.randint(256, (8, 3, 32, 32)), 0),
             (torch.randint(256, (8, 3, 4, 4)).float(), 0), (torch.zeros(0, 3, 32, 32), 0),
             (torch.full((3, 32, 32), torch.nan), 0),
         ],

@@ -95,7 +95,7 @@ class TestTheKernel:
         broken = "\n27\n27 1 254:0 /\n27 1 254:0 / /data\n27 1 254:0 / /data rw - \n27 1 254:0 / /d\\999 rw - ext4 a\n"
         assert mount_of("/data/1.jpg", broken + table) == Mount("fuse.s3fs", "/data")
 
-    @pytest.mark.parametrize("text", ["", "x", "0 x", "-", "\ufffd\n1 2 3\n", ") ", "0 1:2 1 3 4 5 6 7 8 {inode}", "²"])
+    @pytest.mark.parametrize("text", ["", "0 x", "\ufffd\n1 2 3\n", "0 1:2 1 3 4 5 6 7 8 {inode}", "²"])
     def test_tells_nothing_of_what_the_kernel_says_otherwise(self, monkeypatch, tmp_path, text):
         with socket.socket() as opened:
             inode = os.fstat(opened.fileno()).st_ino
@@ -327,10 +327,9 @@ def more_threads(worker):
     torch.set_num_threads(3)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_tell_their_threads(method):
+def test_workers_tell_their_threads():
     data = TensorDataset(torch.zeros(40, 4))
-    options = {"num_workers": 2, "multiprocessing_context": method}
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
     assert watched_while(DataLoader(data, 2, **options)).report().resources.worker_threads["torch"] == 1
     found = watched_while(DataLoader(data, 2, **options, worker_init_fn=more_threads)).report().resources
     assert (found.worker_threads["torch"], found.num_workers) == (3, 2)

@@ -75,8 +75,7 @@ class Numbers(IterableDataset):
 
 
 class TestLoaders:
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize("stateful", [False, True])
+    @pytest.mark.parametrize(("stateful", "num_workers"), [(False, 0), (False, 1), (True, 1)])
     def test_are_watched_by_methods_of_torch_that_are_restored(self, num_workers, stateful):
         kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader if stateful else DataLoader
         before, parameters = methods(), signatures()
@@ -94,9 +93,10 @@ class TestLoaders:
         assert (row["role"], row["n_batches"], row["num_workers"]) == ("training", 40, num_workers)
         assert row["getitem_ms"] >= 0
 
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize("kind", [DataLoader, OwnIterator, Endless])
-    @pytest.mark.parametrize("made", ["before", "within"])
+    @pytest.mark.parametrize(("kind", "made", "num_workers"), [
+        (DataLoader, "before", 1), (OwnIterator, "before", 1), (OwnIterator, "within", 1), (Endless, "within", 0),
+        (Endless, "within", 1),
+    ])  # fmt: skip
     def test_that_start_their_workers_in_their_own_way_are_seen(self, kind, num_workers, made):
         def make():
             data, is_kept = TensorDataset(torch.zeros(40, 4)), num_workers > 0

@@ -57,14 +57,6 @@ for batch, in loader:
     (batch @ weight).mean().backward()
     descend()
 """,
-    "an optimizer of its own, and a validation before it": """
-with torch.no_grad():
-    for batch, in DataLoader(TensorDataset(torch.ones(300, 4)), 2):
-        (batch @ weight).mean()
-for batch, in loader:
-    (batch @ weight).mean().backward()
-    descend()
-""",
     "steps once an epoch": """
 steps = torch.optim.SGD([weight], 1e-6)
 for epoch in range(2):
@@ -242,16 +234,8 @@ HANDLERS = {
         before = signal.signal(signal.SIGTERM, save)
     """,
     "that it takes back": "signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, print))",
-    "that it ignores": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     "of none": "",
     "that a number stands for": "print(signal.signal(15, 0))",
-    "that ends it by itself": """
-        def end(number, frame):
-            print("ends", flush=True)
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        signal.signal(signal.SIGTERM, end)
-    """,
 }
 
 # torch's handler of SIGCHLD raises wherever the process is, so also when the report is made.
@@ -316,11 +300,8 @@ log = []
 """
 STREAMS = {
     "a logger for stderr": LOGGER + "sys.stderr = Logger()\natexit.register(lambda: print(log))",
-    "a logger for stdout": LOGGER + "print('before')\nsys.stdout = Logger()",
     "no streams": "sys.stdout = sys.stderr = None",
     "closed streams": "sys.stderr.close()\nsys.stdout.close()",
-    "print is another": "import builtins\nprint('before')\nbuiltins.print = lambda *words: 1 / 0",
-    "warnings are errors": "import warnings\nwarnings.simplefilter('error')",
     "descriptor 2 is a file": "os.dup2(os.open('log', os.O_CREAT | os.O_RDWR), 2)\nsys.stderr.write('script ')",
     "all files are closed": "os.closerange(3, 4096)",
     "descriptor 2 is free": "os.close(2)\nfile = open('log', 'w')\nfile.write('script ')",
@@ -328,9 +309,7 @@ STREAMS = {
 
 
 class TestStreams:
-    @pytest.mark.parametrize(
-        ("streams", "status"), [*((streams, 3) for streams in STREAMS), ("no streams", 0), ("closed streams", 0)]
-    )
+    @pytest.mark.parametrize(("streams", "status"), [*((streams, 3) for streams in STREAMS), ("closed streams", 0)])
     def test_whatever_becomes_of_them_the_end_is_the_scripts(self, tmp_path, script, streams, status):
         path = script(f"import atexit, os, sys\n{STREAMS[streams]}\n{'sys.exit(3)' if status else ''}\n")
         ends, log = [], tmp_path / "log"
@@ -342,7 +321,7 @@ class TestStreams:
         assert ends[0][0] == status or streams in ("closed streams", "no streams")
         assert done.stderr.count(SAID) == 1, "the report goes to the terminal"
 
-    @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">&- 2>&-", "2>/dev/full", "2>&1 >/dev/full"])
+    @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "2>/dev/full"])
     def test_that_are_closed_from_the_start_stay_so(self, tmp_path, script, closed):
         path = script("""
             import sys
@@ -411,8 +390,10 @@ threading.Thread(target=train, args=(batches,)).start()  # Python waits for it
         assert [(row["num_workers"], row["n_batches"]) for row in rows] == [(0, 30), (0, 12), (2, 12)]
         assert all(row["role"].startswith("training") for row in rows)
 
-    @pytest.mark.parametrize("options", [["--replay"], ["--steps", "12", "--end"]], ids=lambda options: options[0])
-    @pytest.mark.parametrize("loop", [FIRST, *(pytest.param(loop, marks=pytest.mark.exhaustive) for loop in REST)])
+    @pytest.mark.parametrize(("loop", "options"), [
+        (FIRST, ["--replay"]),
+        *(pytest.param(loop, ["--steps", "12", "--end"], marks=pytest.mark.exhaustive) for loop in REST),
+    ])  # fmt: skip
     def test_without_steps_between_batches_still_end_before_they_save(self, script, loop, options):
         path = script(f"{UNSTEPPED}\n{LOOPS[loop]}\nopen('model', 'w').write('new')")
         (model := path.parent / "model").write_text("old")
