@@ -1,7 +1,7 @@
 """Rows of a batch: the memory of a batch, and how a crop of decoded pixels is written into its row.
 
 A crop is resized as bytes, mirrored, given to the user's own transform, and becomes what the batch holds: bytes or
-floats, channels last or in planes. The memory of a batch is used again when nobody holds it.
+floats, channels last. The memory of a batch is used again when nobody holds it.
 """
 
 import math
@@ -102,18 +102,16 @@ class Rows:
     dtype: torch.dtype
     mean: Sequence[float] | None
     std: Sequence[float] | None
-    # A flag: pickle finds a memory format by name in any module that imports torch, and each worker would import that.
-    is_channels_last: bool
     buffers: BatchBuffers
 
     def take(self, n_images: int) -> tuple[np.ndarray, Tensor]:
         """Memory for a batch: an array in its order, and a tensor (N, 3, height, width) of the type that users see."""
-        sides = (*self.size, 3) if self.is_channels_last else (3, *self.size)
+        sides = (*self.size, 3)
         array_dtype = ARRAY_DTYPES[self.dtype]
         memory, images = self.buffers.take(n_images * math.prod(sides) * np.dtype(array_dtype).itemsize)
         images = images.view(self.dtype).view(n_images, *sides)
         array: np.ndarray = memory.view(array_dtype).reshape(n_images, *sides)
-        return array, images.permute(0, 3, 1, 2) if self.is_channels_last else images
+        return array, images.permute(0, 3, 1, 2)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -330,22 +328,8 @@ def _warp(target: np.ndarray, pixels: np.ndarray, place: Place) -> None:
 
 def _conversion(rows: Rows) -> Callable[[np.ndarray, np.ndarray], None] | None:
     """What turns a crop of bytes into a row; None where a row is such bytes, which are then resized into it."""
-    if rows.dtype == torch.uint8:
-        return None if rows.is_channels_last else _write_planes
-    if rows.is_channels_last:
-        return partial(_write_floats, rows.table[None])
-    return partial(_write_float_planes, np.ascontiguousarray(rows.table.T)[:, None])
+    return None if rows.dtype == torch.uint8 else partial(_write_floats, rows.table[None])
 
 
 def _write_floats(table: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
     cv2.LUT(image, table, dst=row)
-
-
-def _write_planes(image: np.ndarray, row: np.ndarray) -> None:
-    for channel, plane in enumerate(row):
-        cv2.extractChannel(image, channel, dst=plane)
-
-
-def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
-    for channel, plane in enumerate(row):
-        cv2.LUT(cv2.extractChannel(image, channel), tables[channel], dst=plane)

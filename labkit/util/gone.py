@@ -31,6 +31,7 @@ GONE = {
     "BatchLoader(fit=)": 'pad or stretch by a v2 transform, with lk.ImageDataset and lk.make_loader; "crop" is how '
     "train=False looks at an image",
     "BatchLoader(fill=)": "pad by v2.Pad(..., fill=), with lk.ImageDataset and lk.make_loader",
+    "BatchLoader(memory_format=)": "batches are channels last; images.contiguous() on the device makes planes of them",
     "BatchLoader(targets=)": "give masks, boxes and points as torchvision.tv_tensors, by a data set of your own and "
     "lk.make_loader",
     "read_shards(cache=)": "copy the shards to a local folder first, as by `aws s3 sync`, and read that",

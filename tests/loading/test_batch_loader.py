@@ -291,21 +291,16 @@ class TestPixels:
         whole = [image for image, _ in source] if isinstance(source, lk.PixelStore) else decoded(source)
         assert largest_difference(got, plain(whole, size=(24, 40))) <= 1
 
-    @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
     @files_and_pixels
-    def test_as_floats_are_those_of_v2_on_the_batch_of_bytes(self, source, memory_format):
+    def test_as_floats_are_those_of_v2_on_the_batch_of_bytes(self, source):
         """To the last bit: a half type is rounded once."""
-        options = {"memory_format": memory_format, "num_threads": 2}
         bytes_of_batches = [images for images, _ in loader_of(source)]
-        planes = [images for images, _ in loader_of(source, **options)]
-        assert same(planes, bytes_of_batches)
-        assert all(images.is_contiguous(memory_format=memory_format) for images in planes)
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             for scaling in ({}, {"mean": MEAN, "std": STD}):
                 steps = [v2.ToDtype(torch.float32, scale=True), *([v2.Normalize(**scaling)] if scaling else [])]
-                loader = loader_of(source, dtype=dtype, **scaling, **options)
+                loader = loader_of(source, dtype=dtype, num_threads=2, **scaling)
                 for (images, _), plain_bytes in zip(loader, bytes_of_batches, strict=True):
-                    assert images.is_contiguous(memory_format=memory_format)
+                    assert images.is_contiguous(memory_format=torch.channels_last)
                     assert same(images, v2.Compose(steps)(plain_bytes).to(dtype))
 
 
@@ -382,7 +377,7 @@ class TestRanks:
 
 
 class TestATransform:
-    @pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}, {"memory_format": torch.contiguous_format}])
+    @pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}])
     @files_and_pixels
     def test_is_called_with_each_crop(self, source, options):
         """Whatever is made of its bytes afterwards, and with as many threads as there are."""
@@ -520,7 +515,6 @@ class TestErrors:
         ({"crops": 224}, r"list of \(size, scale, number\)"), ({"crops": [(8, (0.1, 1), 0)]}, "number"),
         ({"crops": [(32, (0.25, 1), 2)], "train": False}, "train=False, which takes the center"),
         ({"dtype": torch.float64}, r"dtype must be one of torch.uint8, torch.float32, .*, got torch.float64"),
-        ({"memory_format": torch.preserve_format}, r"memory_format must be one of torch.channels_last, torch.contig"),
         ({"mean": MEAN, "std": STD}, r"mean and std need floats: pass dtype=torch.float32"),
         ({"dtype": torch.float32, "mean": MEAN}, r"pass both mean and std, or neither: got mean=.*, std=None"),
         ({**HALVES, "std": (0.2, 0, 0.2)}, r"std must be three numbers > 0, .*\(0.2, 0, 0.2\)"),
@@ -542,7 +536,7 @@ class TestArgumentsThatAreGone:
         ("num_processes", 2, "one process per GPU, or load with lk.make_loader, which has workers"),
         ("fit", "pad", "pad or stretch by a v2 transform, with lk.ImageDataset and lk.make_loader"),
         ("fill", 114, r"pad by v2\.Pad\(\.\.\., fill=\), with lk.ImageDataset and lk.make_loader"),
-        ("targets", {}, "torchvision.tv_tensors, by a data set of your own and lk.make_loader"),
+        ("memory_format", torch.contiguous_format, r"images\.contiguous\(\) on the device"),
     ])  # fmt: skip
     def test_name_their_successor(self, pictures, name, value, successor):
         said = rf"^`BatchLoader\({name}=\)` is gone: .*{successor}"
