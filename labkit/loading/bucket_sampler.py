@@ -176,7 +176,9 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
         remedy = "leave out the rows of other images, and label the rest by their numbers in the data set (sizes.index)"
         if (last := int(self._indices.max())) >= len(dataset):
             raise ArgumentError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
-        for index, path in zip(self._indices.tolist(), self._paths, strict=True) if keys is not None else ():
+        if keys is None:
+            return
+        for index, path in zip(self._indices.tolist(), self._paths, strict=True):
             if keys[index] != path:
                 raise ArgumentError(f"row {index} of sizes is {path!r}, but image {index} is {keys[index]!r}: {remedy}")
 

@@ -396,7 +396,7 @@ def test_an_observer_within_another_has_the_lines_of_its_own_loaders_alone():
 
 def test_no_thread_samples_where_lines_are_not_wanted():
     with lk.watch(lines=False) as watched:
-        train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2, num_workers=1, multiprocessing_context="spawn"))
+        train(DataLoader(TensorDataset(torch.zeros(80, 4)), 2, num_workers=1, multiprocessing_context="forkserver"))
         assert not worker.making.lines.runs
         assert not [each for each in threading.enumerate() if each.name == "labkit-lines"]
         assert not list(Path(watched.record.loaders[0].folder).glob("*.lines"))

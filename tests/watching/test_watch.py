@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import math
 import os
 import re
 import threading
@@ -149,7 +148,7 @@ class TestLoaders:
         report = watched.report()
         assert report.loaders[["role", "n_batches"]].values.tolist() == [["training", 60], ["other", 60]]
         assert [epoch["n_batches"] for epoch in watched.epochs] == [20] * 3
-        assert "These figures are of" not in " ".join(report.details)
+        assert "These figures are of" not in " ".join(report.notes)
         del loader
 
     def test_of_a_training_that_are_left_out_are_told_in_words_json_and_html(self, tmp_path):
@@ -158,14 +157,14 @@ class TestLoaders:
                 train(numbers(n_samples, batch_size=2))
         report = watched.report()
         said = "These figures are of 30 of 60 batches of the training: those of DataLoader 1, one of 3 loaders"
-        assert said in " ".join(report.details)
+        assert said in " ".join(report.notes)
         assert said in " ".join(json.loads(report.save_json(tmp_path / "report.json").read_text())["notes"])
-        assert said in report.save_html(tmp_path / "report.html").read_text()
+        assert said in " ".join(report.save_html(tmp_path / "report.html").read_text().split())
 
     def test_of_one_step_leave_nothing_out(self):
         with lk.watch() as watched:
             train(a + b for a, b in zip(numbers(20, batch_size=2), numbers(30, batch_size=2), strict=False))
-        assert "These figures are of" not in " ".join(watched.report().details)
+        assert "These figures are of" not in " ".join(watched.report().notes)
 
     @pytest.mark.parametrize("is_late", [False, True])
     def test_without_an_optimizer_of_torch_are_told_from_a_validation(self, is_late):
@@ -187,7 +186,7 @@ class TestLoaders:
             train(numbers(20, batch_size=2))
             list(numbers(40, batch_size=2))
         said = "DataLoader 1 gave 20 batches, and the loader of these figures 10, but neither backward() nor an opt"
-        assert said in " ".join(watched.report().details)
+        assert said in " ".join(watched.report().notes)
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_that_were_begun_before_are_seen_and_told(self, num_workers):
@@ -199,8 +198,8 @@ class TestLoaders:
         [row] = report.loaders.itertuples()
         assert (row.num_workers, row.n_batches, row.role) == (num_workers, 19, "training")
         assert watched.epochs[-1]["n_batches"] == 19
-        assert "DataLoader 0 was begun before it was observed" in " ".join(report.details)
-        assert ("how its workers make batches is not known" in " ".join(report.details)) == bool(num_workers)
+        assert "DataLoader 0 was begun before it was observed" in " ".join(report.notes)
+        assert ("how its workers make batches is not known" in " ".join(report.notes)) == bool(num_workers)
 
     @pytest.mark.alone
     def test_of_one_step_are_told_from_a_validation(self):
@@ -244,46 +243,16 @@ class TestTheReport:
         with pytest.raises(ZeroDivisionError), lk.watch() as watched:  # noqa: PT012 - what is raised in between
             train(numbers(20))
             1 / 0  # noqa: B018
-        [_, few] = watched.report().sentences
-        assert few.startswith(
-            "Only 6 batches were seen without the first ones of each epoch: too few for a ceiling or advice."
-        )
-
-    @pytest.mark.parametrize(
-        ("interval", "is_bound", "words"),
-        [
-            ((1.5, 2.5), True, "at least 1.50x as fast (as it was seen, 2.00x [1.50, 2.50])"),
-            ((0.5, 9.0), True, "at least 1.00x as fast (as it was seen, 2.00x [0.50, 9.00])"),
-            ((math.nan, math.nan), True, "at least 2.00x as fast"),
-            ((1.5, 2.5), False, "2.00x [1.50, 2.50] as fast"),
-            ((math.nan, math.nan), False, "2.00x as fast"),
-        ],
-    )
-    def test_says_at_least_with_the_lower_end_of_the_interval(self, report, interval, is_bound, words):
-        assert report.is_bound  # nothing was replayed
-        assert report.sentences[1].startswith("Without waiting, it would be at least ")
-        low, high = interval
-        unknown = {"cpu_share": None, "gpu_utilization": None}
-        found = replace(report, ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound, **unknown)
-        assert found.sentences[1] == f"Without waiting, it would be {words}."
+        assert repr(watched.report()).startswith("labkit watch: 6 steps")
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
         promising = replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5)
         assert "This alone: up to " in " ".join(repr(promising).split())
         found = replace(report, ceiling=2.0, ceiling_low=0.7, ceiling_high=43.0)
         assert "This alone:" not in repr(found)
-        assert "what it brings, more steps would tell" in " ".join(found.details)
+        assert "what it brings, more steps would tell" in " ".join(map(str, found.recommendations))
         assert not [told for told in map(str, found.recommendations) if "Should bring" in told]
         assert found.to_dict()["recommendation"]["speedup"] == 1.0
-
-    def test_says_what_training_waits_for_the_largest_share_first(self, report):
-        shares = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
-        told = replace(report, shares=shares).sentences[0]
-        assert told.startswith("Training waits for its data 70% of the time: batches to be decoded and augmented")
-        assert re.findall(r"\((\d+)%\)", told) == ["40", "10", "10", "9"]
-        for lost, begin in ((0.05, "Training waits"), (0.03, "Training does not wait")):
-            shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
-            assert replace(report, shares=shares).sentences[0].startswith(begin)
 
     def test_writes_milliseconds_without_exponents_and_unknown_ones_as_dashes(self, report, capfd):
         loaders = [{**report.tables["loaders"][0], "wait_ms": 1234.5, "storage_ms": 0.1234, "ready": float("nan")}]
