@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DistributedSampler, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -154,15 +154,6 @@ class TestBatches:
         assert torch.equal(in_order(pictures, batch_size=12), one)
         assert not torch.equal(in_order(pictures, seed=1), one)
 
-    def test_of_ranks_are_those_of_torchs_sampler_in_each_epoch(self):
-        store = MemoryStore({f"{number:02}/x.png": solid(0) for number in range(12)})  # the label says which
-        for rank in range(2):
-            sampler, oracle = (DistributedSampler(range(12), num_replicas=2, rank=rank, seed=5) for _ in range(2))
-            loader = loader_of(store, sampler=sampler)
-            for epoch in range(2):
-                oracle.set_epoch(epoch)
-                assert epoch_of(loader)[1].tolist() == list(oracle)
-
 
 class TestPixels:
     @pytest.mark.parametrize(("antialias", "largest"), [(True, 1), (False, 0)], ids=["as torchvision", "as OpenCV"])
@@ -225,17 +216,6 @@ class TestPixels:
         images, _ = epoch_of(loader_of(store, train=False, size=size, resize=resize))
         steps = v2.Compose([v2.Resize(resize or 256), v2.CenterCrop(size)])
         assert torch.equal(images, torch.stack(list(map(steps, decoded(store)))))
-
-    def test_for_evaluation_show_seven_eighths_of_what_just_covers_a_shape(self):
-        """The color of each pixel says where it was."""
-        rows, columns = np.mgrid[:256, :200]
-        photo = Image.fromarray(np.stack([rows, columns, rows * 0], 2).astype(np.uint8))
-        store = MemoryStore({"a/1.png": encoded(photo, "PNG")})
-        [image] = epoch_of(loader_of(store, train=False, size=(96, 160)))[0].float()
-        for channel, (side, n_seen) in enumerate([(256, 96), (200, 160)]):
-            seen = image[channel]
-            assert (seen.max() + seen.min()) / 2 == pytest.approx((side - 1) / 2, abs=1)
-            assert seen.max() - seen.min() == pytest.approx((n_seen - 1) * 200 / 183, abs=2)
 
     @pytest.mark.parametrize("torch_has", ["memory at hand", "new memory"])
     @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

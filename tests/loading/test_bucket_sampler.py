@@ -107,12 +107,6 @@ def test_batches_of_all_buckets_are_mixed():
     assert abs(n_changes - 100) < 4 * 50**0.5  # four standard deviations
 
 
-def test_images_of_a_bucket_meet_new_ones():
-    (sampler,) = samplers(frame_of([40]))
-    together = [{frozenset(batch) for batch in epochs_of([sampler], epoch)[0]} for epoch in range(2)]
-    assert len(together[0] & together[1]) < 2
-
-
 @pytest.mark.parametrize("n_given", [0, 1, 5, 13])
 def test_a_state_goes_on_after_the_batches_that_were_given(n_given):
     """As torchdata's loader saves and loads it; `make_loader` has a state of its own."""

@@ -276,13 +276,13 @@ courses = given(
 some = partial(settings, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@some(max_examples=40)
+@some(max_examples=60)
 @courses
 def test_of_make_loader(acts, bad):
     check(OF_NUMBERS, acts, bad)
 
 
-@some(max_examples=5)
+@some(max_examples=8)
 @courses
 def test_of_make_loader_with_workers(acts, bad):
     check(WITH_WORKERS, acts, bad)
@@ -293,7 +293,7 @@ def of_pictures(pictures):
     return OfPictures(pictures)
 
 
-@some(max_examples=15)
+@some(max_examples=30)
 @courses
 def test_of_batch_loader(of_pictures, acts, bad):
     check(of_pictures, acts, bad)
@@ -311,7 +311,7 @@ def test_of_a_prefetcher_of_batch_loader(of_pictures, acts, bad):
     check(prefetched_pictures(of_pictures), acts, bad)
 
 
-@some(max_examples=15)
+@some(max_examples=30)
 @courses
 def test_of_shards(of_shards, acts, bad):
     check(of_shards, acts, bad)

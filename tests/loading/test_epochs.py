@@ -54,17 +54,6 @@ class TestOfALoader:
         oracle.set_epoch(2)
         assert indices(loader) == list(oracle)
 
-    def test_are_those_of_a_sampler_that_keeps_a_number_of_its_own(self):
-        class Own(DistributedSampler):
-            def set_epoch(self, epoch):
-                super().set_epoch(int(epoch))
-
-        loader = loader_of(sampler=Own(range(12), num_replicas=1, rank=0))
-        assert len({tuple(indices(loader)) for _ in range(3)}) == 3
-        loader.sampler.set_epoch(0)
-        assert sorted(indices(loader)) == list(range(12))
-        assert loader.epoch == 1
-
 
 class TestOfForeignLoaders:
     """Loaders of other libraries are made of this one's parts."""

@@ -100,17 +100,6 @@ def test_an_error_leaves_no_thread_and_the_next_pass_is_whole(place):
     assert eventually(lambda: not new_threads(before))
 
 
-def test_every_epoch_begins_anew():
-    prefetcher = lk.CUDAPrefetcher([1, 2, 3], "cpu", depth=2)
-    assert [list(prefetcher) for _ in range(3)] == [[1, 2, 3]] * 3
-    for batch in prefetcher:
-        if batch == 2:
-            break
-    assert list(prefetcher) == [1, 2, 3]
-    one, other = iter(prefetcher), iter(prefetcher)
-    assert [next(one), next(other), next(one)] == [1, 1, 2]
-
-
 def test_it_has_the_loaders_attributes_and_goes_on_epoch_by_epoch():
     loader = lk.make_loader([(torch.full((1,), n), n) for n in range(6)], lk.LoaderConfig(batch_size=2, num_workers=0))
     prefetcher = lk.CUDAPrefetcher(loader, "cpu")

@@ -10,9 +10,7 @@ import warnings
 from types import ModuleType
 
 import cloudpickle
-import nbformat
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -277,26 +275,7 @@ def test_a_batch_is_transformed_in_the_worker(num_workers):
     assert len(set(noise)) == 3
 
 
-SIZES = pd.DataFrame({"path": Numbers(40).keys, "width": [100, 150, 200, 250] * 10, "height": 200})
-
-
-def bucketed(num_workers=0):
-    return loader_of(Numbers(40), num_workers, seed=9, batch_sampler=lk.BucketBatchSampler(SIZES, 4, seed=3))
-
-
 class TestBatchSampler:
-    def test_gives_each_sample_once_and_the_same_for_any_number_of_workers(self):
-        loader, expected, sampler = bucketed(2), bucketed(), bucketed().batch_sampler
-        for epoch in range(2):
-            batches = list(loader)
-            assert same(batches, list(expected))
-            sampler.set_epoch(epoch)
-            assert [batch[:, 0].tolist() for batch in batches] == list(sampler)
-            assert sorted(torch.cat(batches)[:, 0].tolist()) == list(range(40))
-        assert (len(loader), loader.epoch, loader.batch_size) == (len(batches), 2, 4)
-        loader.set_epoch(1)
-        assert same(list(loader), batches)
-
     def test_may_be_of_any_kind(self):
         given = [[3, 1], [2], [0, 4, 5]]
         loader = loader_of(Numbers(), 2, batch_sampler=given)
@@ -426,33 +405,6 @@ class TestErrors:
         with pytest.warns(UserWarning, match="pickle error"), pytest.raises(TypeError) as failure:
             iter(loader)
         assert any("may hold no open file, lock" in note for note in failure.value.__notes__)
-
-
-CELLS = [
-    "import torch, labkit as lk",
-    "class Squares(torch.utils.data.Dataset):\n"
-    "    def __len__(self):\n        return 6\n"
-    "    def __getitem__(self, index):\n        return power(torch.tensor(index))\n"
-    "power = lambda number: number**2",
-    *(
-        f"config = lk.LoaderConfig(batch_size=4, num_workers=1, start_method={method!r})\n"
-        "print(torch.cat(list(lk.make_loader(Squares(), config, batch_transform=lambda batch: batch + 1))).tolist())"
-        for method in multiprocessing.get_all_start_methods()
-    ),
-]
-
-
-@pytest.mark.exhaustive
-def test_classes_and_lambdas_of_a_notebook_reach_the_workers(tmp_path):
-    from labkit.app.notebooks import Notebook, execute
-
-    path = tmp_path / "01_cells.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)
-    executed = execute(Notebook(path, "", ""))
-    assert executed.error == ""
-    outputs = [cell.outputs for cell in executed.node.cells]
-    assert outputs[:2] == [[], []]
-    assert [[output.text for output in cell] for cell in outputs[2:]] == [["[1, 2, 5, 10, 17, 26]\n"]] * 3
 
 
 def refused_in_a_pool() -> str:

@@ -4,7 +4,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,14 +44,6 @@ def test_workers_persist_if_asked_and_end_when_the_loader_is_closed(persistent):
         loader.close()
         assert multiprocessing.active_children() == []
     assert len(set(loader)) == 2
-
-
-def test_workers_of_two_passes_end_with_the_loader():
-    loader = loader_of(Numbers(), 2)
-    for _ in zip(loader, loader, strict=True):
-        pass
-    del loader
-    assert multiprocessing.active_children() == []
 
 
 def once(path: Path, harm):
@@ -301,29 +292,6 @@ def test_each_worker_has_one_thread():
         assert cv2.getNumThreads() == 4  # here nothing changed
     finally:
         cv2.setNumThreads(-1)
-
-
-LATE = """
-import sys, torch
-import labkit as lk
-
-def threads(batch):
-    assert "cv2" not in sys.modules
-    import cv2
-    return torch.get_num_threads(), cv2.getNumThreads()
-
-if __name__ == "__main__":
-    config = lk.LoaderConfig(batch_size=1, num_workers=1, start_method=sys.argv[1])
-    print(next(iter(lk.make_loader(range(4), config, batch_transform=threads))))
-"""
-
-
-@pytest.mark.exhaustive
-def test_an_opencv_that_is_imported_late_has_one_thread(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(LATE)
-    told = subprocess.run([sys.executable, str(script), "fork"], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.strip() == "(1, 1)"
 
 
 class Remote:

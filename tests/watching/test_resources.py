@@ -226,11 +226,6 @@ class TestTheReport:
             "other programs 4% of the cores."
         )
 
-    def test_leaves_out_what_is_not_known(self):
-        assert Resources(usable_cores=2).sentences(SHARES, 0.0) == [
-            "The machine: usable cores 2; other programs 0% of the cores."
-        ]
-
     @pytest.mark.parametrize(
         ("scarce", "others_share", "words"),
         [
@@ -268,21 +263,6 @@ class TestTheReport:
         assert crowded.startswith("The step waits for a core 20%")
         assert (
             told == "4 workers with 4 threads of cv2 each share 4 usable cores: cv2.setNumThreads(0) in worker_init_fn."
-        )
-
-    def test_divides_the_cores_among_the_processes_of_the_training(self):
-        shared = replace(WELL, n_sharing=2, num_workers=1, worker_threads={"torch": 2})
-        facts, *told = replace(shared, step_queued=0.2, usable_cores=8).sentences(SHARES, 0.0)
-        assert facts.startswith("The machine: usable cores 8 for 2 processes; ")
-        assert [said.partition(": ")[2] for said in told] == [
-            "use fewer threads in the training, torch.set_num_threads(3)."
-        ]
-        _, waits, workers, threads = replace(shared, step_queued=0.2, usable_cores=3).sentences(SHARES, 0.0)
-        assert waits.endswith("(1 worker and 4 threads of torch in each of 2 processes share 3 usable cores).")
-        assert workers.startswith("1 worker in each of 2 processes with 2 threads of torch each share 3 usable cores: ")
-        assert threads == (
-            "torch computes with 4 threads in each of 2 processes on 3 usable cores: torch.set_num_threads(1), or "
-            "OMP_NUM_THREADS=1."
         )
 
     @pytest.mark.parametrize(

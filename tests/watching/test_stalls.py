@@ -3,10 +3,6 @@
 import random
 import time
 import warnings
-from contextlib import suppress
-from dataclasses import replace
-from itertools import islice, pairwise
-from statistics import fmean
 
 import cv2
 import numpy as np
@@ -20,11 +16,9 @@ from labkit.errors import CannotDiagnose
 from labkit.measure import usage
 from labkit.watching import diagnose as loop
 from labkit.watching.loaders import torch_loader
-from labkit.watching.replay import Steps
-from labkit.watching.report import SHARES
 from labkit.watching.worker import making
-from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
-from tests.watching.trained import optimizer, train, watched_while
+from tests.stalling import KNOWN, Host, Stalls, stopped_time
+from tests.watching.trained import train
 
 
 @pytest.fixture
@@ -39,81 +33,6 @@ def test_known_stalls_are_found(name, clock):
     found = lk.diagnose(*stalls.loader_and_step(clock), batches=8, rounds=3)
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares == pytest.approx(stalls.shares(), abs=0.01)
-    assert found.recommendation.rung == rung
-
-
-N_STEPS = 30  # of a training in real time
-
-
-class Stopwatch:
-    """Around a step: the seconds of the training's steps, and of the waits between them.
-
-    A busy machine holds up a training beyond its known stalls, so that a batch that was ready is not there at once.
-    """
-
-    def __init__(self, step):
-        self._step, self._spans = step, []
-
-    def __call__(self, batch):
-        began_s = time.perf_counter()
-        self._step(batch)
-        self._spans.append((began_s, time.perf_counter()))
-
-    def compute(self):
-        """The share of steps, without the first ones, in which workers start: of those that `diagnose` replays in the
-        end, if they take less, since workers are not in their way.
-        """
-        pairs = list(pairwise(self._spans[3:N_STEPS]))
-        step_s, replayed_s = (
-            fmean(end_s - began_s for began_s, end_s in spans)
-            for spans in (self._spans[4:N_STEPS], self._spans[-N_STEPS + 4 :])
-        )
-        return min(step_s, replayed_s) / (step_s + fmean(after[0] - before[1] for before, after in pairs))
-
-
-class Ended(Exception):
-    pass
-
-
-def end():
-    raise Ended
-
-
-@pytest.mark.exhaustive
-@pytest.mark.alone
-@pytest.mark.parametrize(("name", "how"), [
-    ("nothing", "observed"), ("fetch and prepare", "observed"), ("prepare, in workers", "observed"),
-    ("fetch and hand-over", "observed"), ("fetch", "diagnosed"), ("prepare and hand-over", "diagnosed"),
-])  # fmt: skip
-def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
-    monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 2)
-    (stalls, rung), clock = KNOWN[name], RealClock()
-    loader, step = stalls.loader_and_step(clock)
-    stopwatch = Stopwatch(step)
-    if how == "diagnosed":
-        found = lk.diagnose(loader, stopwatch, batches=N_STEPS // 3, rounds=3)
-    else:
-        _, steps = optimizer()
-        with lk.watch() as watched, suppress(Ended):
-            watched.record.control = Steps(watched.record, N_STEPS, end)
-            for batch in loader:
-                steps.step()
-                stopwatch(batch)
-        found = watched.report()
-    compute, means = stopwatch.compute(), clock.means()
-    assert sum(found.shares.values()) == pytest.approx(1)
-    assert found.shares["compute"] == pytest.approx(compute, abs=0.05)
-    assert found.is_bound == (how == "observed")
-    if not found.is_bound:
-        assert 1 / found.ceiling == pytest.approx(compute, abs=0.05)
-    truth = replace(stalls, **means).shares()
-    naps = {"fetch": stalls.fetch, "hand-over": stalls.hand_over}  # that end late, since there is no core
-    late = sum(truth[cause] * (1 - nap_s / means[cause.replace("-", "_")]) for cause, nap_s in naps.items() if nap_s)
-    by_machine = max(0.0, truth["compute"] - compute) + late  # to any cause
-    if by_machine > 0.05:
-        pytest.skip(f"this machine held up the training {by_machine:.0%} of the time, besides its known stalls")
-    for cause in set(SHARES) - {"compute"}:
-        assert found.shares[cause] == pytest.approx(truth[cause], abs=0.05 + by_machine), cause
     assert found.recommendation.rung == rung
 
 
@@ -201,15 +120,6 @@ def test_an_epoch_that_ends_with_the_observation_waits_for_no_storage(clock, mon
     found = lk.diagnose(Loader(), lambda batch: clock.spend("step", 0.1))
     assert found.shares["fetch"] == pytest.approx(0, abs=1e-3)
     assert found.shares["prepare"] == pytest.approx(1 / 3, rel=1e-2)
-
-
-def test_an_epoch_that_has_just_begun_says_nothing_yet():
-    """Its first batch waits for the start of workers and files, and is the start of an epoch alone."""
-    loader = DataLoader(TensorDataset(torch.zeros(12, 4)), 1)
-    with lk.watch() as watched:
-        train(loader)
-        train(islice(loader, 2))
-        assert watched.report().n_batches == watched_while(loader).report().n_batches
 
 
 def test_a_diagnosis_within_a_watched_program_leaves_its_watch_as_it_was():
@@ -371,17 +281,6 @@ class TestWorkers:
         found = lk.diagnose(Wrapper(inner, torch.Tensor.float), nap, batches=3, rounds=1)
         assert sum(found.shares.values()) == pytest.approx(1)
         assert found.frame["num_workers"].eq(2).all()
-
-    @pytest.mark.exhaustive
-    @pytest.mark.alone
-    def test_that_start_in_each_epoch_are_seen_to(self):
-        options = {"num_workers": 1, "worker_init_fn": lambda worker: time.sleep(0.2)}
-        step = lambda batch: time.sleep(0.05)  # noqa: E731
-        found = lk.diagnose(loader_of(**options), step, batches=4, rounds=2)
-        assert found.recommendation.rung == "start"
-        assert "persistent_workers=True" in found.recommendation.action
-        kept = lk.diagnose(loader_of(**options, persistent_workers=True), step, batches=4, rounds=2)
-        assert kept.shares["start"] < found.shares["start"] / 2
 
 
 @pytest.mark.alone

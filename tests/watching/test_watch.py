@@ -3,7 +3,6 @@
 import inspect
 import json
 import os
-import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from labkit.watching.device import DeviceTimes
 from labkit.watching.loaders import LoaderTraits
 from labkit.watching.ranks import combine, combine_ranks
 from labkit.watching.report import SHARES
-from labkit.watching.script import Terminal, shown_command
+from labkit.watching.script import shown_command
 from tests.watching.trained import optimizer, train, watched_while
 
 
@@ -161,11 +160,6 @@ class TestLoaders:
         assert said in " ".join(json.loads(report.save_json(tmp_path / "report.json").read_text())["notes"])
         assert said in " ".join(report.save_html(tmp_path / "report.html").read_text().split())
 
-    def test_of_one_step_leave_nothing_out(self):
-        with lk.watch() as watched:
-            train(a + b for a, b in zip(numbers(20, batch_size=2), numbers(30, batch_size=2), strict=False))
-        assert "These figures are of" not in " ".join(watched.report().notes)
-
     @pytest.mark.parametrize("is_late", [False, True])
     def test_without_an_optimizer_of_torch_are_told_from_a_validation(self, is_late):
         model, steps = optimizer()
@@ -253,13 +247,6 @@ class TestTheReport:
         assert "what it brings, more steps would tell" in " ".join(map(str, found.recommendations))
         assert not [told for told in map(str, found.recommendations) if "Should bring" in told]
         assert found.to_dict()["recommendation"]["speedup"] == 1.0
-
-    def test_writes_milliseconds_without_exponents_and_unknown_ones_as_dashes(self, report, capfd):
-        loaders = [{**report.tables["loaders"][0], "wait_ms": 1234.5, "storage_ms": 0.1234, "ready": float("nan")}]
-        Terminal().show(replace(report, tables=report.tables | {"loaders": loaders}), is_verbose=True)
-        header, row = capfd.readouterr().err.splitlines()[-2:]
-        told = dict(zip(header.split()[-6:], row.split()[-6:], strict=True))
-        assert (told["wait_ms"], told["storage_ms"], told["ready"]) == ("1,234", "0.123", "-")
 
     def test_can_be_made_of_a_step_that_copies_fill_whole(self):
         with lk.watch() as watched:
@@ -454,21 +441,6 @@ class TestRanks:
         second = replace(alone, affinity=frozenset(other))
         found = combine("process", [("SpawnProcess-1", alone), ("SpawnProcess-2", second)], "{}", "train.py")
         assert found.recommendation.settings["num_workers"] == n_workers
-
-    def test_are_counted_in_whole_numbers(self, report, folders, capfd):
-        assert combine_ranks(replace(report, n_batches=5005), SECOND) is None
-        Terminal().show(combine_ranks(replace(report, n_batches=12345), FIRST), is_verbose=True)
-        assert re.search(r"^ *0 +12345 ", said := capfd.readouterr().err, re.MULTILINE), said
-        assert re.search(r"^ *1 +5005 ", said, re.MULTILINE)
-
-    def test_whose_steps_take_about_as_long_have_no_slowest_step(self, report, folders):
-        assert (
-            combine_ranks(
-                replace(report, pace={**report.pace, "step_p50_ms": 1.04 * report.pace["step_p50_ms"]}), SECOND
-            )
-            is None
-        )
-        assert "slowest step" not in combine_ranks(report, FIRST).notes[-1]
 
     @pytest.mark.parametrize("taken", ["open to others", "a link", "a file"])
     def test_do_not_use_a_folder_that_others_may_write_to(self, report, folders, tmp_path, taken):

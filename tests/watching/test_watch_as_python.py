@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,15 +131,6 @@ class TestBeginning:
         plain, watched = two_at_once(*((*first, *words, "a", "--b") for first in ((), WATCH)), cwd=tmp_path)
         assert watched.returncode == plain.returncode == 0, watched.stderr + plain.stderr
         assert json.loads(watched.stdout) == json.loads(plain.stdout)
-
-    def test_a_folder_or_zip_without_a_main_module_is_told(self, tmp_path):
-        (tmp_path / "empty").mkdir()
-        with zipfile.ZipFile(tmp_path / "empty.zip", "w") as archive:
-            archive.writestr("train.py", "")
-        for name in ("empty", "empty.zip"):
-            done = python(*WATCH, name, cwd=tmp_path)
-            assert (done.returncode, done.stdout) == (2, "")
-            assert f"{name} holds no __main__.py, which python would run" in done.stderr
 
     def test_a_training_and_its_workers_import_none_but_the_scripts_libraries(self, script):
         """What the script's own imports bring along is known from `python`: torch, and what that needs."""
@@ -473,11 +463,6 @@ class TestTrainings:
         done = python(*WATCH, "--epochs", "1", TRAINS, "trains", 1)
         assert done.returncode == 2
         assert "watch: no option --epochs: write those of the script after" in " ".join(done.stderr.split())
-
-    def test_with_an_option_that_is_gone_name_its_successor(self):
-        done = python(*WATCH, "--trace", "trace.json", TRAINS, "trains", 1, env=ENVIRONMENT | {"COLUMNS": "200"})
-        assert done.returncode == 2
-        assert "`labkit watch --trace` is gone: export a trace for Perfetto by torch.profiler" in done.stderr
 
     def test_of_a_module_go_on_after_their_report_and_files(self, tmp_path):
         files = {name: tmp_path / f"found.{name}" for name in ("json", "html")}
