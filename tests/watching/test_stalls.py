@@ -3,6 +3,8 @@
 import random
 import time
 import warnings
+from contextlib import suppress
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -16,9 +18,11 @@ from labkit.errors import CannotDiagnose
 from labkit.measure import usage
 from labkit.watching import diagnose as loop
 from labkit.watching.loaders import torch_loader
+from labkit.watching.replay import Steps
+from labkit.watching.report import SHARES
 from labkit.watching.worker import making
-from tests.stalling import KNOWN, Host, Stalls, stopped_time
-from tests.watching.trained import train
+from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
+from tests.watching.trained import optimizer, train
 
 
 @pytest.fixture
@@ -33,6 +37,49 @@ def test_known_stalls_are_found(name, clock):
     found = lk.diagnose(*stalls.loader_and_step(clock), batches=8, rounds=3)
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares == pytest.approx(stalls.shares(), abs=0.01)
+    assert found.recommendation.rung == rung
+
+
+N_STEPS = 30  # of a training in real time
+
+
+class Ended(Exception):
+    pass
+
+
+def end():
+    raise Ended
+
+
+@pytest.mark.exhaustive
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["fetch and prepare", "prepare, in workers", "fetch and hand-over"])
+def test_known_stalls_are_seen_in_real_time(name, monkeypatch):
+    """A busy machine holds up a training beyond its known stalls: a stopwatch around each step says by how much."""
+    monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 2)
+    (stalls, rung), clock, (_, steps), spans = KNOWN[name], RealClock(), optimizer(), []
+    loader, step = stalls.loader_and_step(clock)
+    with lk.watch() as watched, suppress(Ended):
+        watched.record.control = Steps(watched.record, N_STEPS, end)
+        for batch in loader:
+            steps.step()
+            began_s = time.perf_counter()
+            step(batch)
+            spans.append((began_s, time.perf_counter()))
+    found, means, settled = watched.report(), clock.means(), spans[3:]  # in the first steps, workers start
+    step_s = sum(ended_s - began_s for began_s, ended_s in settled[1:])
+    compute = step_s / (settled[-1][1] - settled[0][1])
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert found.shares["compute"] == pytest.approx(compute, abs=0.05)
+    assert found.is_bound
+    truth = replace(stalls, **means).shares()
+    naps = {"fetch": stalls.fetch, "hand-over": stalls.hand_over}  # that end late, since there is no core
+    late = sum(truth[cause] * (1 - nap_s / means[cause.replace("-", "_")]) for cause, nap_s in naps.items() if nap_s)
+    by_machine = max(0.0, truth["compute"] - compute) + late  # to any cause
+    if by_machine > 0.05:
+        pytest.skip(f"this machine held up the training {by_machine:.0%} of the time, besides its known stalls")
+    for cause in set(SHARES) - {"compute"}:
+        assert found.shares[cause] == pytest.approx(truth[cause], abs=0.05 + by_machine), cause
     assert found.recommendation.rung == rung
 
 
