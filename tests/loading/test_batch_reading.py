@@ -90,18 +90,6 @@ else:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(lk.usable_cores()))
         assert lk.BatchLoader(pictures).num_threads == 1
 
-    def test_leave_the_work_of_a_loop_that_is_left(self, pictures):
-        asked = []
-
-        def read(key):
-            asked.append(key)
-            threading.Event().wait(0.1 if len(asked) > 1 else 0)  # the first batch is out long before the last is read
-            return pictures.read(key)
-
-        for _ in loader_of(store_that_reads(pictures, read), batch_size=1, num_threads=1, prefetch_factor=11):
-            break
-        assert len(asked) < 12
-
 
 class TestReadsInFlight:
     def test_give_the_same_batches_whatever_ends_first(self, pictures):

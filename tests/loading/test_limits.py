@@ -84,20 +84,6 @@ class TestMemoryLimits:
             assert (target == 1).all()  # what the sources were filled with
             assert not np.shares_memory(target, source)
 
-    def test_take_turns_through_blocks_that_exceed_the_caches(self, copied):
-        limit = memcpy_limit(130, size=224, num_threads=2)
-        list(limit)
-        target, source, _ = copied.pop()
-        assert min(target.base.nbytes, source.base.nbytes) >= 128 * 2**20
-        n_blocks = len(source.base)
-        copied.clear()
-        for _ in range(n_blocks):  # three batches each
-            list(limit)
-        for memory in ([target for target, _, _ in copied], [source for _, source, _ in copied]):
-            used = Counter(block.__array_interface__["data"][0] for block in memory)
-            assert set(used.values()) == {3}
-            assert len(used) == n_blocks
-
     @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
     def test_write_whole_batches_of_floats_and_nothing_else(self, monkeypatch, n_images, counts):
         blocks, fill = [], np.full

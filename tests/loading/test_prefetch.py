@@ -276,18 +276,6 @@ def test_the_host_waits_for_nothing_and_the_consumer_for_its_batch_alone():
         assert simulation.now_s == 4 * 3  # a byte a second
 
 
-def test_a_loader_with_workers_feeds_cuda(cuda):
-    dataset = [(torch.full((3, 8, 8), n, dtype=torch.uint8), n) for n in range(12)]
-    loader = lk.make_loader(dataset, lk.LoaderConfig(batch_size=4, num_workers=1))
-    try:
-        for _ in range(2):
-            found = [(images, labels) for images, labels in lk.CUDAPrefetcher(loader)]
-            assert [labels.tolist() for _, labels in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-            assert all((images[:, 0, 0, 0] == labels).all() for images, labels in found)
-    finally:
-        loader.close()
-
-
 class Hiding:
     """Moves itself; nobody finds its tensor by looking through attributes."""
 
@@ -313,15 +301,6 @@ def test_on_a_cpu_batches_pass_through():
     batches = [{"image": torch.full((2,), number), "name": "n"} for number in range(3)]
     for found, batch in zip(lk.CUDAPrefetcher(batches, "cpu"), batches, strict=True):
         assert found["image"] is batch["image"]  # nothing is copied
-
-
-def test_batches_arrive_whole_on_every_device(cuda):
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        batches = [{"image": torch.full((3,), number).pin_memory(), "name": "n"} for number in range(5)]
-        for number, batch in enumerate(lk.CUDAPrefetcher(batches, device, depth=2)):
-            assert batch["image"].device == device
-            assert (batch["image"].tolist(), batch["name"]) == ([number] * 3, "n")
 
 
 # Pinned memory

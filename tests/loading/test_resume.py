@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies
 from torch.utils.data import DistributedSampler, Sampler, Subset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import labkit as lk
 from tests.loaders import Numbers, loader_of, rows, same
@@ -73,21 +72,6 @@ class TestMakeLoader:
         resumed.load_state_dict(state)
         resumed.sampler.set_epoch(state["epoch"])
         assert rows(resumed) == expected
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_image_data_sets_resume_in_torchdatas_loader(pictures, num_workers):
-    def make():
-        dataset = lk.ImageDataset(pictures, transform=lambda image: image[:, :32, :32])
-        method = {"multiprocessing_context": "fork"} if num_workers else {}
-        generator = torch.Generator().manual_seed(3)
-        return StatefulDataLoader(dataset, 3, shuffle=True, generator=generator, num_workers=num_workers, **method)
-
-    whole, begun, resumed = list(make()), make(), make()
-    taken = list(itertools.islice(begun, 2))
-    resumed.load_state_dict(begun.state_dict())
-    assert same(taken + list(resumed), whole)
 
 
 class TestBatchLoader:

@@ -22,7 +22,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
-    TensorDataset,
 )
 
 import labkit as lk
@@ -191,20 +190,6 @@ class TestParts:
         loader.collate_fn = tuple
         assert [(len(batch), type(batch)) for batch in loader] == [(3, tuple)]
 
-    def test_that_are_changed_deep_within_take_effect_too(self):
-        class Scale:
-            factor = 1
-
-            def __call__(self, item):
-                return item * self.factor
-
-        dataset = Numbers()
-        dataset.transform = Scale()
-        loader = loader_of(Subset(dataset, range(4)), 1)
-        assert indices(loader) == [0, 1, 2, 3]
-        dataset.transform.factor = 10
-        assert indices(loader) == [0, 10, 20, 30]
-
     @pytest.mark.parametrize(
         "offsets",
         [torch.zeros(4), [0] * 4, [0] * 2000, np.zeros((8, 2))[::2, 0]],
@@ -369,14 +354,6 @@ class TestErrors:
             assert part in str(failure.value)
         assert type(failure.value) is RuntimeError
         del failure  # whose traceback holds the pass, and its workers: it might go on
-
-    @pytest.mark.parametrize(("dataset", "name"), [
-        (Subset(Subset(Numbers(), [1, 6]), [1]), "key-6"), (TensorDataset(torch.zeros(9)), "sample 0"),
-    ])  # fmt: skip
-    def test_of_a_batch_name_its_first_sample(self, dataset, name):
-        with pytest.raises(RuntimeError) as failure:
-            list(loader_of(dataset, batch_size=1, batch_transform=use_up))
-        assert f"a batch of 1 samples, the first: {name}" in shown_of(failure)
 
     @WORKERS
     def test_of_images_of_different_sizes_list_the_sizes_and_say_what_to_do(self, num_workers):
