@@ -27,7 +27,7 @@ _NAMES = {
     "course.training": ["copied_ahead", "make_step", "training_now"],
     "data.samples": ["make_depth"],
     "data.simulated_disks": ["DISKS", "SimulatedStore"],
-    "loading.agreement": ["agreement"],
+    "loading.augment": ["agreement"],
     "measure.plots": ["plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],

@@ -12,8 +12,7 @@ from torchvision.transforms.v2 import functional
 
 import labkit as lk
 from labkit import course
-from labkit.loading.agreement import FIXED
-from labkit.loading.augment import MEAN, RECIPES, STD, Recipe
+from labkit.loading.augment import FIXED, MEAN, RECIPES, STD, Recipe
 from labkit.loading.seeding import RandomSources
 
 LIBRARIES, PARTS = ("pil", "v2", "albumentations", "kornia"), ("all", "geometry", "photometry")
