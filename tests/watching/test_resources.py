@@ -234,24 +234,13 @@ class TestTheReport:
             ({"files_open": 980}, 0, "980 of 1024 files were open: raise the limit (ulimit -n)"),
             ({"pressure": {"memory": 0.12}}, 0, "tasks waited for it 12% of the time"),
             ({"step_queued": 0.2, "worker_threads": {}}, 0, "(4 workers and 4 threads of torch share 4 usable cores)."),
-            (
-                {"step_queued": 0.2, "worker_threads": {}, "num_workers": 1, "torch_threads": 1},
-                0,
-                "waits for a core 20% .* : 1 worker and 1 thread of torch share 4 usable cores.",
-            ),
             ({"step_queued": 0.2, "num_workers": 1}, 0.1, "waits for a core 20% .* torch.set_num_threads(3)."),
             ({"step_queued": 0.2, "num_workers": 1}, 0.3, "end the other programs, which used 30% of the cores."),
-            (
-                {"step_queued": 0.2, "num_workers": 0, "torch_threads": 1},
-                0.1,
-                "a core 20% .* : 0 workers and 1 thread of torch",
-            ),
             ({"step_queued": 0.2, "n_throttled": 240, "num_workers": 1}, 0, "stopped the training in 40%"),
             ({"making_queued": 0.2, "worker_threads": {}}, 0, "and the making of batches 20%: use fewer workers"),
             ({"torch_threads": 32}, 0, "32 threads in the training on 4 usable cores: torch.set_num_threads(4)"),
             ({}, 0.3, "Other programs used 30% of the cores"),
             ({"file_system": "nfs4"}, 0, "on nfs4 at /data, and 20% of the time goes into waiting for storage"),
-            ({"file_system": "fuse.s3fs"}, 0, "on fuse.s3fs at /data"),
         ],
     )
     def test_says_what_is_scarce_and_what_to_do(self, scarce, others_share, words):
