@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import cv2
 import numpy as np
@@ -138,7 +138,7 @@ class RowWriter:
 
     def __init__(self, rows: Rows, resize: Callable[..., None], transform: OwnTransform | None = None):
         self.rows, self._resize, self.transform = rows, resize, transform
-        self._convert = _conversion(rows)
+        self._table = None if rows.dtype == torch.uint8 else rows.table[None]  # a row of bytes is resized into
         self._local = _Scratch()
 
     def write(
@@ -150,7 +150,8 @@ class RowWriter:
             sample: Epoch, index and occurrence, which the draws of a transform depend on.
         """
         # A transform of one's own may write into its image, and keep it: never a batch's memory.
-        image = self._local.image(self.rows.size) if self._convert or self.transform else row
+        is_row = self._table is None and self.transform is None
+        image = row if is_row else self._local.image(self.rows.size)
         self._resize(image, pixels, place, crop)
         if crop.mirror:
             cv2.flip(image, 1, dst=image)
@@ -160,8 +161,8 @@ class RowWriter:
             except Exception as error:
                 error.is_of_transform = True  # type: ignore[attr-defined]  # the image is there, and can be decoded
                 raise
-        if self._convert:
-            self._convert(image, row)
+        if self._table is not None:
+            cv2.LUT(image, self._table, dst=row)
         elif self.transform:
             np.copyto(row, image)
 
@@ -321,15 +322,3 @@ def _warp(target: np.ndarray, pixels: np.ndarray, place: Place) -> None:
     mapping = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     cv2.warpAffine(pixels, mapping, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-
-
-# Conversion
-
-
-def _conversion(rows: Rows) -> Callable[[np.ndarray, np.ndarray], None] | None:
-    """What turns a crop of bytes into a row; None where a row is such bytes, which are then resized into it."""
-    return None if rows.dtype == torch.uint8 else partial(_write_floats, rows.table[None])
-
-
-def _write_floats(table: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
-    cv2.LUT(image, table, dst=row)
