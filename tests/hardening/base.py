@@ -66,7 +66,7 @@ def check(folder: Path, **variables: str) -> None:
         assert abs(sum(found["shares"].values()) - 1) < 1e-6
         assert found["n_batches"] >= 60
         assert (found["loaders"][0]["n_batches"], found["loaders"][0]["num_workers"]) == (80, int(num_workers))
-        assert page.count("data:image/svg+xml;base64,") == 2
+        assert "waiting for data" in page
     done = run(folder, "-m", "labkit", "diff", "0.json", "2.json", **variables)
     assert "num_workers 0 -> 2" in done.stdout, done.stdout + done.stderr
     assert re.search(r"^time of an image .* ms -> .* ms: ", done.stdout, re.MULTILINE), done.stdout
