@@ -20,11 +20,13 @@ from labkit.measure.intervals import speedup_interval
 from labkit.watching.accounts import LEAST_S, Accounts, TimeSpans, costs_of, figures_of, waiting_share
 from labkit.watching.advice import Costs, advise, advise_on_loop, slowest_line
 from labkit.watching.lines import MAKING, STEP, Line, lines_of, short_path
-from labkit.watching.loaders import REPLAY
+from labkit.watching.loaders import REPLAY, Epoch
 from labkit.watching.record import Record
 from labkit.watching.report import WatchReport
 from labkit.watching.resources import place_of
 from labkit.watching.worker import read_threads
+
+_SPAN_BATCHES = 200  # of the end of the training, in the timeline
 
 
 def make_report(
@@ -73,7 +75,7 @@ def make_report(
         recommendations=advice, costs=costs,
         in_line_s=accounts.in_line_s,
         n_batches=len(accounts.of("training")), tables={
-            "loaders": _table(record, accounts), "epochs": epochs,
+            "loaders": _table(record, accounts), "spans": _spans(accounts), "epochs": epochs,
             "lines": lines, "samples": samples,
         }, slow=slow, cpu_share=cpu_share, others_share=others_share,
         gpu_utilization=statistics.fmean(busy) if busy else None,
@@ -325,3 +327,26 @@ def _table(record: Record, accounts: Accounts) -> list[dict[str, Any]]:
 def _mean(values: Iterable[float]) -> float:
     known = [*values]
     return statistics.fmean(known) if known else math.nan
+
+
+def _spans(accounts: Accounts) -> list[dict[str, Any]]:
+    """The last batches, as the host and those that made them saw them."""
+    epochs = accounts.loader.epochs
+    kept = [(epoch, number) for epoch in epochs for number in range(len(epoch.batches))][-_SPAN_BATCHES:]
+    began_s = kept[0][0].batches[kept[0][1]].asked_s
+    rows: list[dict[str, Any]] = [
+        {"lane": f"worker {worker}", "kind": "load", "start_s": made.start_s, "end_s": made.end_s, "batch": -1}
+        for worker, of_worker in sorted(accounts.made_by.items())
+        for made in of_worker if worker >= 0 and made.start_s >= began_s
+    ]  # fmt: skip
+    rows += [row for count, (epoch, number) in enumerate(kept) for row in _host_spans(epoch, number, count)]
+    return [{**row, "start_s": max(0.0, row["start_s"] - began_s), "end_s": row["end_s"] - began_s} for row in rows]
+
+
+def _host_spans(epoch: Epoch, number: int, count: int) -> Iterator[dict[str, Any]]:
+    batch = epoch.batches[number]
+    following = epoch.batches[number + 1].asked_s if number + 1 < len(epoch.batches) else epoch.ended_s
+    kind = "load" if batch.worker == -1 and epoch.made_here else "wait"
+    yield {"lane": "host", "kind": kind, "start_s": batch.asked_s, "end_s": batch.received_s, "batch": count}
+    if following is not None:
+        yield {"lane": "host", "kind": "step", "start_s": batch.received_s, "end_s": following, "batch": count}

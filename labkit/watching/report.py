@@ -1,4 +1,4 @@
-"""What watching or diagnosing a training showed: as numbers, in words, and as files.
+"""What watching or diagnosing a training showed: as numbers, in words, as a picture, and as files.
 
 In come the figures that `findings` makes; out go the summary, sentences, JSON and HTML. It needs the standard library
 alone. Where the program has imported pandas, the tables of a report are frames.
@@ -9,13 +9,13 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from labkit.util.arguments import REPORT_BEGINNINGS, REPORT_VERSION
+from labkit.util.arguments import REPORT_VERSION
 from labkit.util.files import write_atomic
 from labkit.util.machine import environment
 from labkit.watching.accounts import LEAST_S, describe_pace
@@ -23,11 +23,13 @@ from labkit.watching.advice import (
     CAUSES,
     MIN_SHARE,
     NO_STEP,
+    SHORT_NAMES,
     Costs,
     Recommendation,
 )
 from labkit.watching.lines import MAKING, STEP, Line, short_path
 from labkit.watching.loaders import FEW, BatchFacts
+from labkit.watching.page import columns_of, draw_costs, make_page
 from labkit.watching.resources import Resources
 
 SHARES = ("compute", *CAUSES)
@@ -72,6 +74,7 @@ class WatchReport:
         tables: The rows of the tables below, by name.
         loaders: One row per loader: what it is, how many batches it gave, how long they were waited for, and how a
             batch was made.
+        spans: The host's waits and steps, and the workers' batches: the page draws them.
         cpu_share: Share of the usable cores that were busy, with whatever else ran on them.
         gpu_utilization: Share of the time in which the GPU ran a kernel; None if NVML does not answer.
         notes: What else should be known.
@@ -122,7 +125,7 @@ class WatchReport:
     is_sampled: bool = False
     observed_s: tuple[float, float] = (0.0, 0.0)
 
-    loaders, samples, epochs, ranks = _Table(), _Table(), _Table(), _Table()
+    loaders, spans, samples, epochs, ranks = _Table(), _Table(), _Table(), _Table(), _Table()
     lines = _Table("part", "share", *Line._fields[1:])
     title = "labkit watch"
     _few = FEW  # batches: with fewer it has no ceiling and no advice
@@ -138,6 +141,9 @@ class WatchReport:
 
     def __repr__(self) -> str:
         return "\n".join(summarize_report(self))
+
+    def _repr_html_(self) -> str:
+        return f"{self._draw_costs()}<pre>{escape(repr(self))}</pre>"
 
     @property
     def details(self) -> list[str]:
@@ -218,6 +224,13 @@ class WatchReport:
         told = [f"the {what} {share:.0%}" for what, share in known.items() if share is not None]
         return [f"Busy, of the time: {', '.join(told)}."] * bool(told)
 
+    def _draw_costs(self) -> str:
+        """Where the time of a batch goes, compared with the step alone."""
+        ceiling = f"at least {self.least_ceiling:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
+        ceiling = f"over {NO_STEP}x" if self.ceiling > NO_STEP else ceiling
+        parts_s = {SHORT_NAMES[name]: each for name, each in {"compute": self.costs.step, **self.costs.lost_s}.items()}
+        return draw_costs(parts_s, self.costs.together, ceiling=ceiling, words=f"waiting for data: {_waiting(self)}")
+
     @property
     def least_ceiling(self) -> float:
         """What the ceiling is at least, if it is a bound: free data slow down nothing."""
@@ -255,9 +268,9 @@ class WatchReport:
         return path
 
     def save_html(self, path: Path | str) -> Path:
-        """Write one page that needs no other file."""
+        """Write one page that needs no other file, with the timeline."""
         page = make_page(
-            self.command or "labkit watch", repr(self), self.details,
+            self.command or "labkit watch", self._repr_html_(), self.details, spans=self.tables["spans"],
             lines={part: self.lines_of(part) for part in (MAKING, STEP)},
             tables=[self.tables["loaders"], self.tables.get("samples", [])],
         )  # fmt: skip
@@ -429,62 +442,3 @@ def _time(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-# The page.
-
-Rows = list[dict[str, Any]]  # of a table
-_STYLE = (
-    "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    "td,th{padding:.2em .8em;text-align:right}pre{white-space:pre-wrap}"
-)
-
-
-def make_page(
-    title: str, summary: str, details: Iterable[str], *, lines: Mapping[str, Rows], tables: Iterable[Rows]
-) -> str:
-    """One page that needs no other file.
-
-    Args:
-        title: What was watched.
-        summary: The result.
-        details: Sentences.
-        lines: Of code, by the part of the time that they belong to.
-        tables: Shown below.
-    """
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in details)
-    return (
-        f"{REPORT_BEGINNINGS['html']}<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>"
-        f"<pre>{escape(summary)}</pre><h2>Details</h2>{said}{_lines_html(lines)}"
-        f"{''.join(map(_table_html, tables))}</html>"
-    )
-
-
-def _lines_html(lines: Mapping[str, Rows]) -> str:
-    """The lines of each part."""
-    found = ""
-    for part, rows in lines.items():
-        if rows:
-            shown = [{**row, "path": short_path(row["path"])} for row in rows]
-            found += f"<h2>What {part} is</h2>{_table_html(shown, without='part')}"
-    return found
-
-
-def _table_html(rows: Rows, without: str = "") -> str:
-    columns = [column for column in columns_of(rows) if column != without]
-    if not columns:
-        return ""
-    header = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(column))}</td>' for column in columns)}</tr>" for row in rows)
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def columns_of(rows: Rows) -> list[str]:
-    """The columns that any of the rows has, in order."""
-    return [*dict.fromkeys(column for row in rows for column in row)]
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return escape(f"{value:.4g}") if math.isfinite(value) else ""
-    return "" if value is None else escape(str(value))

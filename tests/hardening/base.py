@@ -41,7 +41,7 @@ from train import train
 with lk.watch() as watched:
     train(0)
 report = watched.report()
-print(report.loaders[0]["n_batches"], len(watched.epochs))
+print(report.loaders[0]["n_batches"], len(watched.epochs), report._repr_html_()[:4])
 print(*sorted({"pandas", "scipy", "psutil", "matplotlib"} & set(sys.modules)))
 """
 
@@ -66,14 +66,14 @@ def check(folder: Path, **variables: str) -> None:
         assert abs(sum(found["shares"].values()) - 1) < 1e-6
         assert found["n_batches"] >= 60
         assert (found["loaders"][0]["n_batches"], found["loaders"][0]["num_workers"]) == (80, int(num_workers))
-        assert "waiting for data" in page
+        assert page.count("data:image/svg+xml;base64,") == 2
     done = run(folder, "-m", "labkit", "diff", "0.json", "2.json", **variables)
     assert "num_workers 0 -> 2" in done.stdout, done.stdout + done.stderr
     assert re.search(r"^time of an image .* ms -> .* ms: ", done.stdout, re.MULTILINE), done.stdout
     done = run(folder, "-m", "labkit", "doctor", **variables)
     assert re.search(r"^usable cores .*\n(?s:.*)^torch +\d", done.stdout, re.MULTILINE), done.stderr
     done = run(folder, "block.py", **variables)
-    assert done.stdout == "80 2\n\n", done.stdout + done.stderr
+    assert done.stdout == "80 2 <img\n\n", done.stdout + done.stderr
 
 
 def check_plan() -> None:

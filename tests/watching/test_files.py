@@ -259,3 +259,4 @@ class TestSamples:
         assert "of the time in which samples are made: 5.jpg " in report.slow
         assert report.slow in report.details
         assert report.to_dict()["samples"][0]["sample"] == "5.jpg"
+        assert "5.jpg" in report._repr_html_()

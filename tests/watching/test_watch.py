@@ -1,13 +1,16 @@
 """`lk.watch` sees what training waits for: known stalls, every kind of loader, a device, ranks. It changes nothing."""
 
+import base64
 import inspect
 import json
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -16,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloa
 
 import labkit as lk
 from labkit.errors import NothingSeen
-from labkit.watching.advice import Costs, advise
+from labkit.watching.advice import SHORT_NAMES, Costs, advise
 from labkit.watching.device import DeviceTimes
 from labkit.watching.loaders import LoaderTraits
 from labkit.watching.ranks import combine, combine_ranks
@@ -32,6 +35,12 @@ def numbers(count, batch_size=2, **options):
 @pytest.fixture(scope="module")
 def report():
     return watched_while(numbers(120)).report()
+
+
+def drawing(page):
+    """The first picture of a page."""
+    encoded = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', page)[1]
+    return ElementTree.fromstring(base64.b64decode(encoded))  # noqa: S314 - of our own
 
 
 def methods():
@@ -90,6 +99,7 @@ class TestLoaders:
         assert isinstance(found.loaders, pd.DataFrame)  # since pandas is imported here
         assert (row["role"], row["n_batches"], row["num_workers"]) == ("training", 40, num_workers)
         assert row["getitem_ms"] >= 0
+        assert set(found.spans["lane"]) == ({"host", "worker 0"} if num_workers else {"host"})
 
     @pytest.mark.parametrize(("kind", "made", "num_workers"), [
         (DataLoader, "before", 1), (OwnIterator, "before", 1), (OwnIterator, "within", 1), (Endless, "within", 0),
@@ -238,6 +248,11 @@ class TestTheReport:
             train(numbers(20))
             1 / 0  # noqa: B018
         assert repr(watched.report()).startswith("labkit watch: 6 steps")
+
+    def test_draws_where_the_time_of_a_batch_goes(self, report):
+        drawn = "".join(drawing(report._repr_html_()).itertext())
+        large = [name for name, lost_s in report.costs.lost_s.items() if lost_s > 0.1 * report.costs.together]
+        assert [name for name in ("compute", *large) if SHORT_NAMES[name] not in drawn] == []
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
         promising = replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5)
