@@ -174,13 +174,9 @@ def _arrive(images: torch.Tensor, clock: int, hand_over: float) -> Batch:
 # Stalls, and what to change first.
 KNOWN = {
     "nothing": (Stalls(), "none"),
-    "workers that keep up": (Stalls(step=0.06, fetch=0.02, num_workers=2), "none"),
     "fetch": (Stalls(fetch=0.03), "workers"),
     "prepare": (Stalls(prepare=0.03), "workers"),
-    "fetch, in workers": (Stalls(fetch=0.16, num_workers=2), "storage"),
     "prepare, in workers": (Stalls(prepare=0.16, num_workers=2), "decoding"),
-    "hand-over": (Stalls(hand_over=0.04, fetch=0.01, num_workers=2), "hand-over"),
     "fetch and prepare": (Stalls(fetch=0.02, prepare=0.05), "workers"),
     "fetch and hand-over": (Stalls(fetch=0.24, hand_over=0.03, num_workers=2), "storage"),
-    "prepare and hand-over": (Stalls(prepare=0.24, hand_over=0.03, num_workers=2), "decoding"),
 }

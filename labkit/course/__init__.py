@@ -25,7 +25,7 @@ _NAMES = {
     "course.starting": ["where_to_start"],
     "course.training": ["copied_ahead", "make_step", "training_now"],
     "data.samples": ["make_depth"],
-    "loading.agreement": ["agreement"],
+    "loading.augment": ["agreement"],
     "measure.plots": ["plot_timeline", "put_legend_below", "write_title"],
     "measure.statistics": ["InstabilityWarning"],
     "measure.usage": ["tree_memory"],

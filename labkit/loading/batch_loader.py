@@ -84,7 +84,8 @@ class BatchLoader(Labeled, Resumable):
         mean, std: Of red, green and blue, for floats: what `v2.Normalize` takes. Default: floats from 0 to 1.
         transform: Called with each crop, in the threads, before `dtype`, `mean` and `std`: an Albumentations or
             torchvision v2 transform, or a function of a uint8 tensor (3, height, width) that returns one of the same
-            shape. `labkit.loading.own_transform.OwnTransform` has the rules.
+            shape. `labkit.loading.own_transform.OwnTransform` has the rules. Python code of one's own holds Python's
+            lock: where it takes long, `lk.make_loader` is faster, whose workers each have a lock of their own.
         labels: The label of each image, as for `ImageDataset`. Default: the number of its folder.
         seed: Of order, crops, flips and the draws of `transform`. They depend only on (seed, epoch, index), and on how
             many times the index came before in the epoch.
@@ -101,7 +102,6 @@ class BatchLoader(Labeled, Resumable):
             it just covers `size` / 0.875: 256 for `size=224`. timm's `crop_pct` of 0.95 is `resize=int(224 / 0.95)`.
         scaled_decoding: False: always decode at full size. Default: the value of `train`, as decoding at 1/2, 1/4 or
             1/8 gives slightly other pixels.
-        memory_format: `torch.channels_last`, or `torch.contiguous_format`: planes of red, green and blue.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. torch's random samplers without a generator of their own draw by (seed, epoch).
@@ -124,7 +124,7 @@ class BatchLoader(Labeled, Resumable):
             `HttpStore`, an `ObjectStore` on S3 or a `TarStore` on either keeps as many connections. A `break` gives up
             what has not begun. Default: the threads that decode read, each its own image.
 
-    Batches: `(images, labels)`; images (batch_size, 3, height, width) RGB of `dtype` in `memory_format`, or with
+    Batches: `(images, labels)`; images (batch_size, 3, height, width) RGB of `dtype`, channels last in memory, or with
     `crops` a list of such tensors, one for each crop; labels int64 (batch_size,), or what `labels` makes of them. With
     `return_keys`, a list of the keys follows. Floats are those of `v2.ToDtype(torch.float32, scale=True)` and
     `v2.Normalize`, of the half types rounded once. A batch may be kept: its memory is reused only when nobody holds it.
@@ -178,7 +178,6 @@ class BatchLoader(Labeled, Resumable):
         interpolation: str = "bilinear",
         resize: int | None = None,
         scaled_decoding: bool | None = None,
-        memory_format: torch.memory_format = torch.channels_last,
         shuffle: bool | None = None,
         sampler: Sampler[int] | Iterable[int] | None = None,
         batch_sampler: Sampler[list[int]] | Iterable[list[int]] | None = None,
@@ -200,7 +199,7 @@ class BatchLoader(Labeled, Resumable):
         optional = {"scaled_decoding": scaled_decoding, "pin_memory": pin_memory}
         _check_flags(optional, antialias=antialias, train=train, return_keys=return_keys)
         _check_crops(scale, ratio, flip, train, resize)
-        _check_pixels(dtype, mean, std, memory_format, antialias, interpolation)
+        _check_pixels(dtype, mean, std, antialias, interpolation)
         self._returns_keys = bool(return_keys)
         self._has_crops = crops is not None
         kinds = [(size, scale)] if crops is None else list(_checked_crops(crops, train))
@@ -212,7 +211,7 @@ class BatchLoader(Labeled, Resumable):
             own_seed = derived_seed(seed, number) if number else seed
             policies.append(CropPolicy(height_width, train, own_seed, share, ratio, flip, resize, resizer.radius))
             buffers = BatchBuffers(prefetch_factor + 2, pinned)
-            rows = Rows(height_width, dtype, mean, std, memory_format == torch.channels_last, buffers)
+            rows = Rows(height_width, dtype, mean, std, buffers)
             own = None if transform is None else _checked_transform(transform, own_seed)
             self._writers.append(RowWriter(rows, resizer.resize_crop if train else resizer.resize_photo, own))
         self._policies = CropPolicies(policies)
@@ -299,8 +298,6 @@ class BatchLoader(Labeled, Resumable):
                 reason = next(skip.reason for skip in self.skipped if skip.key == key)
                 return FailedBatch(NothingLeft(f"all {len(empty)} images of a batch were skipped, the first: {reason}"))
             indices, images = indices[kept], [one[torch.from_numpy(kept)] for one in images]
-        if own := self._writers[0].transform:
-            own.warn_if_it_limits()
         keys = ([self.keys[index] for index in indices],) if self._returns_keys else ()
         return images if self._has_crops else images[0], labels_at(self.labels, indices), *keys
 
@@ -382,8 +379,7 @@ def _check_crops(scale: Any, ratio: Any, flip: Any, train: bool, resize: Any) ->
             )
 
 
-def _check_pixels(dtype: Any, mean: Any, std: Any, memory_format: Any, antialias: bool, interpolation: Any) -> None:
-    require_choice("memory_format", memory_format, (torch.channels_last, torch.contiguous_format))
+def _check_pixels(dtype: Any, mean: Any, std: Any, antialias: bool, interpolation: Any) -> None:
     require_choice("interpolation", interpolation, INTERPOLATIONS)
     if interpolation != "bilinear" and not antialias:
         raise ArgumentError(f"interpolation={interpolation!r} needs antialias=True: OpenCV's own is bilinear here")
@@ -427,7 +423,7 @@ def _checked_crops(crops: Any, train: bool) -> Iterator[tuple[Any, tuple[float, 
 
 def _checked_transform(transform: Any, seed: int) -> OwnTransform:
     own = OwnTransform(transform, seed % 2**64)
-    if not own.draws_globally:
+    if not own.shares_generator and not own.drawn_by:
         return own
     to_workers = "give it to lk.ImageDataset(source, transform=transform) and lk.make_loader, whose workers"
     if own.shares_generator:

@@ -173,14 +173,8 @@ class BucketBatchSampler(CountsEpochs, Sampler[list[int]]):
     def check_dataset(self, dataset: Any) -> None:
         """Raise ValueError where keys of the data set, if it has any, are not the paths of these rows."""
         keys = keys_of(dataset)
-        remedy = (
-            f"numbers = {{key: number for number, key in enumerate({_name_of_keys(dataset)})}}; "
-            'sizes = sizes[sizes["path"].isin(numbers)]; sizes = sizes.set_index(sizes["path"].map(numbers)) '
-            "leaves the rows of its images, under their numbers"
-        )
+        remedy = "leave out the rows of other images, and label the rest by their numbers in the data set (sizes.index)"
         if (last := int(self._indices.max())) >= len(dataset):
-            if keys is None:
-                remedy = f"leave out the rows of others, as by sizes[sizes.index < {len(dataset)}]"
             raise ArgumentError(f"sizes has a row {last}, and the data set only {len(dataset)} images: {remedy}")
         if keys is None:
             return
@@ -208,13 +202,6 @@ def _indices_of(sizes: "pd.DataFrame") -> np.ndarray:
             f"collect_sizes; got {labels[:3].tolist()}, ...: sizes.reset_index(drop=True) numbers them from 0"
         )
     return labels.astype(np.int64)
-
-
-def _name_of_keys(dataset: Any, name: str = "dataset") -> str:
-    """Python code for a data set's keys."""
-    if not isinstance(dataset, Subset):
-        return f"{name}.keys"
-    return f"[{_name_of_keys(dataset.dataset, name + '.dataset')}[index] for index in {name}.indices]"
 
 
 def keys_of(dataset: Any) -> Sequence[str] | None:

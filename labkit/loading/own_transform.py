@@ -3,9 +3,8 @@
 import io
 import pickle
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,14 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from labkit.errors import ArgumentError, WrongTypeError
 from labkit.loading.drawing import find_drawing
-from labkit.loading.samplers import LoaderWarning
-from labkit.loading.seeding import AGAIN, derived_seed, find_generators, seed_generator, seed_global_generators
+from labkit.loading.seeding import AGAIN, derived_seed, find_generators, seed_generator
 from labkit.util.arguments import kind_of, require_callable, require_seed
-from labkit.util.process import PerProcess, warn_caller
-
-_MEASURED = 32  # one image in so many, since asking how long its thread had no core takes 10 us
-_FEWEST_MEASURED = 20  # images of all threads together, of which something is said
-_LARGE_SHARE = 0.2  # of the threads' time: without the lock, the loader would be 1.25 times as fast
 
 # Whatever code a pickled transform needs is named in it. If these alone are named, no code draws from the global NumPy
 # and Python generators, and torch's is drawn from only by the functions in `_DRAWS`.
@@ -53,35 +46,6 @@ _DRAWS = {
 }  # fmt: skip
 
 
-class LockTime(NamedTuple):
-    """What a transform takes, and what its threads lose while they wait for each other.
-
-    busy_us: Microseconds on a core per image.
-    waiting_us: Microseconds per image in which a thread had a core and waited: for its turn, or for Python's lock.
-    lost_share: Of the threads' time, decoding and pauses included, which that waiting takes, from 0 to 1.
-    """
-
-    busy_us: float
-    waiting_us: float
-    lost_share: float
-
-
-class ThreadClock:
-    """The time of the thread that asks."""
-
-    def times(self) -> tuple[int, int]:
-        """Nanoseconds on the clock, and on a core."""
-        return time.perf_counter_ns(), time.thread_time_ns()
-
-    def queued(self) -> int:
-        """Nanoseconds in which the thread was ready to run and had no core; 0 where the system does not tell."""
-        try:
-            with open("/proc/thread-self/schedstat", "rb") as file:
-                return int(file.read().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0
-
-
 class OwnTransform:
     """Calls a transform with one image after another, from any number of threads.
 
@@ -91,19 +55,16 @@ class OwnTransform:
     Transforms of Albumentations and of torchvision's v2 run in all threads at once, since each copy draws from
     generators that it alone has. So do functions and classes of the user's own whose code names nothing that draws from
     the global ones (`random`, `numpy.random`, torch's), as `labkit.loading.drawing` finds. Any other may draw from
-    these, so one thread at a time calls it; if it does not, state that by `transform.draws_globally = False`. No lock
-    keeps a thread of the training itself from drawing at the same moment, so that `BatchLoader` refuses such a
-    transform; `lk.make_loader` takes it, in whose workers nothing else draws.
+    these, while other threads draw from them, too: `BatchLoader` refuses it. If it does not draw from them, state that
+    by `transform.draws_globally = False`; `lk.make_loader` takes it as it is, in whose workers nothing else draws.
 
     Args:
         transform: An Albumentations transform, called with `image=`, uint8 (H, W, 3). Or a function or another object,
             called with a uint8 tensor (3, H, W) with memory of its own. It returns an image of the same height, width
             and dtype: a tensor or array (3, H, W) or (H, W, 3).
         seed: Of all draws.
-        clock: How time is measured.
 
     Attributes:
-        draws_globally: Whether one thread at a time calls the transform.
         drawn_by: What in it draws from the global generators, or may, such as "`random.random`"; "" if nothing does.
         shares_generator: Whether it draws from a generator that all its copies share, such as a variable of a module.
 
@@ -117,11 +78,11 @@ class OwnTransform:
     np.uint8(20)
     """
 
-    def __init__(self, transform: Any, seed: int = 0, *, clock: ThreadClock | None = None):
+    def __init__(self, transform: Any, seed: int = 0):
         import cloudpickle  # unlike pickle, it handles classes and lambdas from a notebook's cells
 
         require_callable("transform", transform, "a function, or an Albumentations or torchvision v2 transform")
-        self._seed, self._clock = require_seed(seed), clock or ThreadClock()
+        self._seed = require_seed(seed)
         self._takes_arrays = any(kind.__module__.startswith("albumentations.") for kind in type(transform).__mro__)
         try:
             self._pickled = cloudpickle.dumps(transform)
@@ -140,20 +101,13 @@ class OwnTransform:
         self._is_of_pillow = any(name.startswith(_OF_PILLOW) for name in reader.names)
         generators = [find_generators([copy]) for copy in copies]
         self.shares_generator = any(one is other for one in generators[0] for other in generators[1])
-        self.draws_globally = self.shares_generator or bool(self.drawn_by)
-        self._start()
-
-    def _start(self) -> None:
-        self._local, self._copies = threading.local(), list[_Copy]()
-        self._latest: LockTime | None = None
-        self._has_warned = False
+        self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_local", "_copies")}
+        return {name: value for name, value in vars(self).items() if name != "_local"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start()
+        vars(self).update(state, _local=threading.local())
 
     def apply(self, image: np.ndarray, epoch: int, index: int, occurrence: int = 0) -> np.ndarray:
         """The transformed image, uint8 (H, W, 3), contiguous: to be read before the same thread calls again.
@@ -173,40 +127,7 @@ class OwnTransform:
         copy = getattr(self._local, "copy", None)
         if copy is None:
             copy = self._local.copy = _Copy(self)
-            self._copies.append(copy)
         return copy.apply(image, numbers)
-
-    def lock_time(self) -> LockTime | None:
-        """What some 640 images took in this process, the latest of which that many are known; None before.
-
-        One image in 32 is measured.
-        """
-        spans = [(copy, copy.sums) for copy in self._copies]
-        columns = zip(*(np.subtract(sums, copy.begin).tolist() for copy, sums in spans), strict=True)
-        n_measured, busy_ns, waiting_ns, all_ns = map(sum, columns) if spans else (0, 0, 0, 0)
-        if n_measured >= _FEWEST_MEASURED:  # later pauses are not of these
-            share = waiting_ns * _MEASURED / all_ns
-            self._latest = LockTime(busy_ns / n_measured / 1e3, waiting_ns / n_measured / 1e3, share)
-            for copy, sums in spans:
-                copy.begin = sums
-        return self._latest
-
-    def warn_if_it_limits(self) -> None:
-        """Warn once (LoaderWarning) where waiting for each other takes over a fifth of the threads' time."""
-        found = None if self._has_warned else self.lock_time()
-        if found is None or found.lost_share < _LARGE_SHARE:
-            return
-        self._has_warned = True
-        reason, remedy = "holds Python's lock (GIL)", ""
-        if self.draws_globally:
-            reason = "may draw from the global random generators, so one thread at a time calls it"
-            remedy = "; or set transform.draws_globally = False, if it does not draw from them"
-        warn_caller(
-            f"transform= {reason}: of the threads' time, {found.lost_share:.0%} is waiting for it, "
-            f"{found.waiting_us:.0f} us an image beside {found.busy_us:.0f} us on a core. Load with lk.make_loader, "
-            f"whose workers each have a lock of their own, or do it with whole batches on the GPU{remedy}",
-            LoaderWarning,
-        )
 
 
 class _Copy:
@@ -215,40 +136,18 @@ class _Copy:
     def __init__(self, own: OwnTransform):
         self._transform = pickle.loads(own._pickled)  # noqa: S301 - written by the same OwnTransform
         self._generators = find_generators([self._transform])
-        self._own, self._clock = own, own._clock
+        self._own = own
         self._mode = _OwnDraws() if own._has_torchvision else None
         self._planes = self._merged = np.empty(0, np.uint8)  # kept, since new memory costs more than writing it
-        self._n_images = 0
-        # Of those measured, their number, nanoseconds on a core and waiting with a core at hand, and the latest's end.
-        self.sums = self.begin = (0, 0, 0, 0)
 
     def apply(self, image: np.ndarray, numbers: tuple[int, ...]) -> np.ndarray:
-        self._n_images += 1
-        if self._n_images % _MEASURED != 2:  # the first image is no measure
-            return self._apply(image, numbers)
-        queued_ns, (begin_ns, begin_busy_ns) = self._clock.queued(), self._clock.times()
-        result = self._apply(image, numbers)
-        (end_ns, end_busy_ns), queued_ns = self._clock.times(), self._clock.queued() - queued_ns
-        busy_ns = end_busy_ns - begin_busy_ns
-        waiting_ns = max(0, end_ns - begin_ns - busy_ns - queued_ns)
-        n_measured, all_busy_ns, all_waiting_ns, _ = self.sums
-        self.sums = n_measured + 1, all_busy_ns + busy_ns, all_waiting_ns + waiting_ns, end_ns
-        if not n_measured:
-            self.begin = self.sums
-        return result
-
-    def _apply(self, image: np.ndarray, numbers: tuple[int, ...]) -> np.ndarray:
         own = self._own
         if not own._takes_arrays:
             given: Any = torch.from_numpy(self._planes_of(image))
         else:  # Albumentations' own keep no image
             given = image if own._is_known else image.copy()
         try:
-            if own.draws_globally:
-                with _turn():
-                    seed_global_generators(derived_seed(*numbers))
-                    result = self._call(given, numbers)
-            elif self._mode:
+            if self._mode:
                 seed_generator(self._mode.generator, derived_seed(*numbers))
                 with self._mode:
                     result = self._call(given, numbers)
@@ -285,9 +184,6 @@ class _Copy:
         for position, generator in enumerate(self._generators):
             seed_generator(generator, derived_seed(*numbers, position))
         return self._transform(image=given)["image"] if self._own._takes_arrays else self._transform(given)
-
-
-_turn = PerProcess(threading.Lock)  # the global generators are one for all loaders, and no child inherits a turn
 
 
 class _OwnDraws(TorchFunctionMode):

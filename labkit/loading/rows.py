@@ -1,7 +1,7 @@
 """Rows of a batch: the memory of a batch, and how a crop of decoded pixels is written into its row.
 
 A crop is resized as bytes, mirrored, given to the user's own transform, and becomes what the batch holds: bytes or
-floats, channels last or in planes. The memory of a batch is used again when nobody holds it.
+floats, channels last. The memory of a batch is used again when nobody holds it.
 """
 
 import math
@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import cv2
 import numpy as np
@@ -102,18 +102,16 @@ class Rows:
     dtype: torch.dtype
     mean: Sequence[float] | None
     std: Sequence[float] | None
-    # A flag: pickle finds a memory format by name in any module that imports torch, and each worker would import that.
-    is_channels_last: bool
     buffers: BatchBuffers
 
     def take(self, n_images: int) -> tuple[np.ndarray, Tensor]:
         """Memory for a batch: an array in its order, and a tensor (N, 3, height, width) of the type that users see."""
-        sides = (*self.size, 3) if self.is_channels_last else (3, *self.size)
+        sides = (*self.size, 3)
         array_dtype = ARRAY_DTYPES[self.dtype]
         memory, images = self.buffers.take(n_images * math.prod(sides) * np.dtype(array_dtype).itemsize)
         images = images.view(self.dtype).view(n_images, *sides)
         array: np.ndarray = memory.view(array_dtype).reshape(n_images, *sides)
-        return array, images.permute(0, 3, 1, 2) if self.is_channels_last else images
+        return array, images.permute(0, 3, 1, 2)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -140,7 +138,7 @@ class RowWriter:
 
     def __init__(self, rows: Rows, resize: Callable[..., None], transform: OwnTransform | None = None):
         self.rows, self._resize, self.transform = rows, resize, transform
-        self._convert = _conversion(rows)
+        self._table = None if rows.dtype == torch.uint8 else rows.table[None]  # a row of bytes is resized into
         self._local = _Scratch()
 
     def write(
@@ -152,7 +150,8 @@ class RowWriter:
             sample: Epoch, index and occurrence, which the draws of a transform depend on.
         """
         # A transform of one's own may write into its image, and keep it: never a batch's memory.
-        image = self._local.image(self.rows.size) if self._convert or self.transform else row
+        is_row = self._table is None and self.transform is None
+        image = row if is_row else self._local.image(self.rows.size)
         self._resize(image, pixels, place, crop)
         if crop.mirror:
             cv2.flip(image, 1, dst=image)
@@ -162,8 +161,8 @@ class RowWriter:
             except Exception as error:
                 error.is_of_transform = True  # type: ignore[attr-defined]  # the image is there, and can be decoded
                 raise
-        if self._convert:
-            self._convert(image, row)
+        if self._table is not None:
+            cv2.LUT(image, self._table, dst=row)
         elif self.transform:
             np.copyto(row, image)
 
@@ -323,29 +322,3 @@ def _warp(target: np.ndarray, pixels: np.ndarray, place: Place) -> None:
     mapping = np.array([[step_x, 0, left + step_x / 2 - 0.5], [0, step_y, top + step_y / 2 - 0.5]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     cv2.warpAffine(pixels, mapping, target.shape[1::-1], dst=target, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-
-
-# Conversion
-
-
-def _conversion(rows: Rows) -> Callable[[np.ndarray, np.ndarray], None] | None:
-    """What turns a crop of bytes into a row; None where a row is such bytes, which are then resized into it."""
-    if rows.dtype == torch.uint8:
-        return None if rows.is_channels_last else _write_planes
-    if rows.is_channels_last:
-        return partial(_write_floats, rows.table[None])
-    return partial(_write_float_planes, np.ascontiguousarray(rows.table.T)[:, None])
-
-
-def _write_floats(table: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
-    cv2.LUT(image, table, dst=row)
-
-
-def _write_planes(image: np.ndarray, row: np.ndarray) -> None:
-    for channel, plane in enumerate(row):
-        cv2.extractChannel(image, channel, dst=plane)
-
-
-def _write_float_planes(tables: np.ndarray, image: np.ndarray, row: np.ndarray) -> None:
-    for channel, plane in enumerate(row):
-        cv2.LUT(cv2.extractChannel(image, channel), tables[channel], dst=plane)

@@ -160,16 +160,12 @@ class RandomSources:
 
     def seed(self, *numbers: int) -> None:
         """Seed all of them from integers."""
-        seed_global_generators(derived_seed(*numbers))
+        number = derived_seed(*numbers)
+        random.seed(number)
+        np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its overhead
+        torch.default_generator.manual_seed(number & _TORCH_SEEDS)  # torch.manual_seed would take 100 us
         for position, generator in enumerate(self._private):
             seed_generator(generator, derived_seed(*numbers, position))
-
-
-def seed_global_generators(number: int) -> None:
-    """Seed those of `random`, NumPy and torch (CPU) by one number of 128 bits."""
-    random.seed(number)
-    np.random.mtrand._rand.seed(number & 0xFFFFFFFF)  # what np.random.seed calls, without its overhead
-    torch.default_generator.manual_seed(number & _TORCH_SEEDS)  # torch.manual_seed would take 100 us
 
 
 _latest: tuple[Any, RandomSources] | None = None  # in a worker, the sources of its data set

@@ -113,12 +113,10 @@ def describe_nothing(record: Record) -> str:
     if record.loaders:
         n_batches = max(loader.n_batches for loader in record.loaders)
         said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
-    elif record.loop.n_steps > 1 and not record.takes_lines:
-        said = f"{record.loop.name} is over no known loader, and such loops are told by samples, which are switched off"
     elif record.loop.n_steps > 1:
         said = (
             f"{record.loop.name} computes gradients, but how long it waits for batches cannot be told: let it get them "
-            "by `for`, or by a call of next; lk.diagnose(loader, step) takes any iterable"
+            "by `for`, or by a call of next, without --no-lines; lk.diagnose(loader, step) takes any iterable"
         )
     else:
         said = (

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from types import ModuleType
 from typing import Any
 
 from labkit.errors import CannotDiagnose
@@ -30,52 +29,34 @@ from labkit.watching.replay import KEPT, UNSETTLED, Replay, n_ahead
 from labkit.watching.report import Diagnosis
 
 
-def named_function(name: str) -> Any:
-    """The function behind `package.module:function`, from the current folder or from what is installed.
+def made_training(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Any]:
+    """The loader and the step that a function returns, from the current folder or from what is installed.
+
+    Args:
+        name: `package.module:function`; it works without arguments.
+        arguments: For the script's `sys.argv`, as if it were started with them.
 
     Raises:
-        CannotDiagnose: another form, no such module or no such function. What the module itself raises while it is
-            imported is passed on.
+        CannotDiagnose: another form, no such module or function, or it returns something else. What the module itself
+            raises while it is imported is passed on.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name or module_name.startswith(".") or module_name.endswith(".py"):
         example = "train:make_training for train.py in this folder"
         raise CannotDiagnose(f"{name!r}: write module:function, such as {example}")
-    module = _import_module(module_name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        own = [key for key, value in inspect.getmembers(module, inspect.isfunction) if value.__module__ == module_name]
-        raise CannotDiagnose(f"{module_name} has no function {function_name}; it has {', '.join(own) or 'none'}")
-    return function
-
-
-def _import_module(name: str) -> ModuleType:
+    sys.argv = [module_name, *arguments]
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
-        return importlib.import_module(name)
+        function = getattr(importlib.import_module(module_name), function_name, None)
     except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise CannotDiagnose(f"there is no module {name} here ({os.getcwd()}) and none is installed") from None
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise CannotDiagnose(
+                f"there is no module {module_name} here ({os.getcwd()}) and none is installed"
+            ) from None
         raise
-
-
-def made_training(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Any]:
-    """The loader and the step that the function returns.
-
-    Args:
-        name: `package.module:function`.
-        arguments: For the script's `sys.argv`, as if it were started with them.
-
-    Raises:
-        CannotDiagnose: it returns something else, or needs arguments of its own.
-    """
-    sys.argv = [name.partition(":")[0], *arguments]
-    function = named_function(name)
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise CannotDiagnose(f"{name}: {error}; it must work without arguments") from None
+    if not callable(function):
+        raise CannotDiagnose(f"{module_name} has no function {function_name}")
     returned = function()
     parts = returned if isinstance(returned, tuple | list) else [returned]
     if len(parts) != 2 or not hasattr(parts[0], "__iter__") or not callable(parts[1]):
@@ -223,7 +204,7 @@ class _Parts(Replay):
     """Replays when enough batches were seen: fewer than it should be where they take too long."""
 
     def __init__(self, record: Record, given: _Batches, n_steps: int, limit_s: float):
-        super().__init__(record, n_steps, _end, Control())
+        super().__init__(record, n_steps, _end)
         self._given, self._limit_s = given, limit_s
 
     def ended(self, seen: SeenLoader) -> None:

@@ -37,7 +37,7 @@ from labkit.watching.lines import LineSampler
 from labkit.watching.loaders import Control
 from labkit.watching.record import Record
 from labkit.watching.replay import REPLAY_STEPS, Replay, Steps
-from labkit.watching.script import ProgressLine, Script, Terminal, before_exit, before_termination, watched_rank
+from labkit.watching.script import Script, Terminal, before_exit, before_termination, watched_rank
 
 if TYPE_CHECKING:  # the libraries of a report are imported when there is one to make
     from labkit.watching.report import WatchReport
@@ -448,14 +448,13 @@ class _Finish:
 
 
 def _control(watched: Watched, options: WatchOptions, finish: _Finish, terminal: Terminal) -> Control:
-    progress = ProgressLine(terminal)
     if options.replay:
         terminal.tell("--replay repeats batches: this run is no training, and saves nothing.")
-        return Replay(watched.record, options.steps or REPLAY_STEPS, finish.and_end, progress)
+        return Replay(watched.record, options.steps or REPLAY_STEPS, finish.and_end)
     if options.steps:
         then = finish.and_end if options.ends else finish
-        return Steps(watched.record, options.steps, then, progress, at_end=options.ends)
-    return progress
+        return Steps(watched.record, options.steps, then, at_end=options.ends)
+    return Control()
 
 
 @contextmanager

@@ -32,14 +32,11 @@ class Steps(Control):
         n_steps: Batches to see, besides the first ones.
         then: Called once, after the last of them.
         at_end: Whether the end of an epoch of the training also calls it, and what would save a file.
-        progress: What else is told of each batch.
     """
 
-    def __init__(
-        self, record: Record, n_steps: int, then: Callable[[], None], progress: Control, *, at_end: bool = True
-    ):
+    def __init__(self, record: Record, n_steps: int, then: Callable[[], None], *, at_end: bool = True):
         self._record, self._n_steps, self._then = record, n_steps, then
-        self._progress, self._at_end, self._is_over = progress, at_end, False
+        self._at_end, self._is_over = at_end, False
 
     def next(self, seen: SeenLoader, give: Callable[[], Any]) -> Callable[[], Any]:
         if self._is_training(seen) and seen.n_batches >= self._n_steps + UNSETTLED:
@@ -80,9 +77,6 @@ class Steps(Control):
     def _note(self, said: str) -> None:
         self._record.failed.append(said)
 
-    def received(self, seen: SeenLoader, data: Any) -> None:
-        self._progress.received(seen, data)
-
     def ended(self, seen: SeenLoader) -> None:
         if self._at_end and self._is_training(seen):
             self._end_without_steps(seen)
@@ -95,8 +89,8 @@ class Replay(Steps):
     the script.
     """
 
-    def __init__(self, record: Record, n_steps: int, then: Callable[[], None], progress: Control):
-        super().__init__(record, n_steps, then, progress)
+    def __init__(self, record: Record, n_steps: int, then: Callable[[], None]):
+        super().__init__(record, n_steps, then)
         self._n_replayed = 0
         self._of: SeenLoader | None = None
         self.kept = list[Any]()
@@ -116,7 +110,6 @@ class Replay(Steps):
         return self._kept_batch if self.phase == REPLAY else give
 
     def received(self, seen: SeenLoader, data: Any) -> None:
-        super().received(seen, data)
         if self.phase == "keep" and seen is self._of:
             self.kept.append(_copied(data))
 

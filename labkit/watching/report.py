@@ -36,17 +36,6 @@ SHARES = ("compute", *CAUSES)
 _affinity: Callable[[int], Iterable[int]] = getattr(os, "sched_getaffinity", lambda pid: ())  # macOS has none
 
 
-def describe_waiting(shares: dict[str, float]) -> str:
-    """A sentence on the shares of the time."""
-    lost = {name: shares[name] for name in SHARES[1:]}
-    total = sum(lost.values())
-    if total < MIN_SHARE:
-        return f"Training does not wait for its data: {shares['compute']:.0%} of the time is the step itself."
-    ordered = sorted(lost.items(), key=lambda item: -item[1])
-    parts = "; ".join(f"{CAUSES[name][0]} ({share:.0%})" for name, share in ordered if share >= 0.005)
-    return f"Training waits for its data {total:.0%} of the time: {parts}."
-
-
 class _Table:
     """A table of a report: a list of dicts, or a DataFrame where the program has imported pandas."""
 
@@ -158,27 +147,16 @@ class WatchReport:
 
     @property
     def details(self) -> list[str]:
-        """All that the report says, in sentences: the result, other changes, lines of code, and the machine."""
+        """What the report says beside its summary: pace, batch, other changes, lines of code, and the machine."""
         others = [] if self.has_few_batches else self.recommendations[1:]
         then = [f"Then: {other}" for other in others]
-        return [*self.sentences, *then, *self.line_sentences, *self.resource_sentences]
+        result = [*self._busy_sentences, *self.pace_sentences, *self.batch_sentences, *then]
+        return [*result, *self.line_sentences, *self.resource_sentences]
 
     @property
     def has_few_batches(self) -> bool:
         """Whether it has too few for a ceiling and for advice."""
         return self.n_batches < self._few
-
-    @property
-    def sentences(self) -> list[str]:
-        """The result in words."""
-        if self.has_few_batches:
-            seen = "1 batch was" if self.n_batches == 1 else f"{self.n_batches} batches were"
-            few = f"Only {seen} seen without the first ones of each epoch: too few for a ceiling or advice."
-            few += f" Let the training take more steps, so that {FEW} are left."
-            return [describe_waiting(self.shares), few, *self.notes]
-        spare = [f"{self.spare[:1].upper()}{self.spare[1:]}."] * bool(self.spare)
-        told = [describe_waiting(self.shares), *spare, self._describe_ceiling(), str(self.recommendation)]
-        return [*told, *self.pace_sentences, *self.batch_sentences, *self.notes]
 
     @property
     def spare(self) -> str:
@@ -240,26 +218,18 @@ class WatchReport:
         """The memory of the training process and of its workers; empty: unknown."""
         return self.resources.memory_words(self.shares, self.others_share)
 
-    def _describe_ceiling(self) -> str:
-        if self.ceiling > NO_STEP:
-            return f"Without waiting, hardly anything would be left: the step is less than 1/{NO_STEP} of the time."
-        within = "" if math.isnan(self.ceiling_low) else f" [{self.ceiling_low:.2f}, {self.ceiling_high:.2f}]"
-        words = f"Without waiting, it would be {self.ceiling:.2f}x{within} as fast"
-        if self.is_bound:
-            words = f"Without waiting, it would be at least {self.least_ceiling:.2f}x as fast"
-            words += f" (as it was seen, {self.ceiling:.2f}x{within})" if within else ""
-        if self.cpu_share is not None:
-            words += f"; the cores were busy {self.cpu_share:.0%} of the time"
-        if self.gpu_utilization is not None:
-            words += f"; the GPU was busy {self.gpu_utilization:.0%} of it"
-        return words + "."
+    @property
+    def _busy_sentences(self) -> list[str]:
+        known = {"cores": self.cpu_share, "GPU": self.gpu_utilization}
+        told = [f"the {what} {share:.0%}" for what, share in known.items() if share is not None]
+        return [f"Busy, of the time: {', '.join(told)}."] * bool(told)
 
     def _draw_costs(self) -> str:
         """Where the time of a batch goes, compared with the step alone."""
         ceiling = f"at least {self.least_ceiling:.2f}x" if self.is_bound else f"{self.ceiling:.2f}x"
         ceiling = f"over {NO_STEP}x" if self.ceiling > NO_STEP else ceiling
         parts_s = {SHORT_NAMES[name]: each for name, each in {"compute": self.costs.step, **self.costs.lost_s}.items()}
-        return draw_costs(parts_s, self.costs.together, ceiling=ceiling, words=self.sentences[0])
+        return draw_costs(parts_s, self.costs.together, ceiling=ceiling, words=f"waiting for data: {_waiting(self)}")
 
     @property
     def least_ceiling(self) -> float:

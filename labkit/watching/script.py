@@ -18,7 +18,6 @@ import re
 import shlex
 import signal
 import sys
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labkit.errors import CannotRun
 from labkit.util.ranks import number_in_environment
 from labkit.util.redact import redact
-from labkit.watching.advice import SHORT_NAMES
-from labkit.watching.loaders import Control, SeenLoader, rounded
+from labkit.watching.loaders import rounded
 
 _SECRET = re.compile(
     r"token|passw|secret|credential|api[-_]?key|access[-_]?key|\bauth|(^|[-_])(key|pw|pwd)$", re.IGNORECASE
@@ -226,9 +224,7 @@ def before_termination(report: Callable[[], object]) -> None:
 if TYPE_CHECKING:
     from labkit.watching.report import WatchReport
 
-_BAR = 40
-_EVERY_S = 10.0
-_ABOVE = (200, 3)  # lowest numbers to try for a descriptor: those from 3 on are the script's files
+_ABOVE = 200  # the lowest number of its descriptor: those from 3 on are the script's files
 
 
 class Terminal:
@@ -242,11 +238,9 @@ class Terminal:
 
     @property
     def stream(self) -> TextIO:
-        """Where to write; stderr itself where a script has closed all files that it did not open."""
-        if isinstance(self._own, io.StringIO) or _identity(self._own.fileno()) == self._file:
-            return self._own
-        is_there = _identity(2) == self._file
-        return _as_text(2, getattr(self._own, "encoding", "utf-8")) if is_there else io.StringIO()
+        """Where to write; nowhere, once a script has closed all files that it did not open."""
+        is_there = isinstance(self._own, io.StringIO) or _identity(self._own.fileno()) == self._file
+        return self._own if is_there else io.StringIO()
 
     @property
     def descriptor(self) -> int | None:
@@ -266,9 +260,7 @@ class Terminal:
 
         said = ["", repr(report)]
         if is_verbose:
-            shares = ((SHORT_NAMES[name], share) for name, share in report.shares.items())
-            said += ["", *(f"{name:<14} {share:6.1%}  {'#' * round(_BAR * share)}" for name, share in shares)]
-            said += [*report.details, *_aligned(report.tables["loaders"])]
+            said += ["", *report.details, *_aligned(report.tables["loaders"])]
             said += _aligned(report.tables["ranks"]) if "ranks" in report.tables else []
         else:
             said.append(format_row("details", "--verbose, or in files: --html report.html, --json report.json"))
@@ -278,14 +270,11 @@ class Terminal:
 def _own_stderr() -> TextIO:
     """stderr under a descriptor of its own, which processes that the script starts or forks do not keep open."""
     try:
-        descriptor = _copied(2)
-    except OSError:  # it is closed, and a file of the script may get its number
+        descriptor = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+    except (OSError, ValueError):  # it is closed, or a process may be allowed fewer files
         return io.StringIO()
     os.register_at_fork(after_in_child=lambda: _close(descriptor))
-    return _as_text(descriptor, getattr(sys.stderr, "encoding", None) or "utf-8")
-
-
-def _as_text(descriptor: int, encoding: str) -> TextIO:
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
 
@@ -304,13 +293,6 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _copied(descriptor: int) -> int:
-    for above in _ABOVE[:-1]:
-        with suppress(ValueError, OSError):  # a process may be allowed fewer files
-            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE[-1])
-
-
 def _aligned(table: list[dict[str, Any]]) -> list[str]:
     """The rows of a table, below its header."""
     rows = [[*table[0]], *([_cell(value) for value in row.values()] for row in table)]
@@ -320,22 +302,6 @@ def _aligned(table: list[dict[str, Any]]) -> list[str]:
         "  ".join(f"{cell:{'<' if text else '>'}{width}}" for cell, width, text in zip(row, widths, texts, strict=True))
         for row in rows
     ]
-
-
-class ProgressLine(Control):
-    """Says every ten seconds how far the training is, and how much of the time it waited."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal, self._next_s = terminal, time.perf_counter() + _EVERY_S
-
-    def received(self, seen: SeenLoader, data: object) -> None:
-        if (now := time.perf_counter()) >= self._next_s:
-            self._next_s = now + _EVERY_S
-            batches = [batch for epoch in seen.epochs for batch in epoch.batches[-50:]]
-            if len(batches) > 1:
-                waited_s = sum(batch.received_s - batch.asked_s for batch in batches[1:])
-                share = waited_s / max(1e-9, batches[-1].received_s - batches[0].received_s)
-                self._terminal.tell(f"{seen.kind}, batch {seen.n_batches}; waiting {share:.0%} of the time")
 
 
 def _cell(value: Any) -> str:

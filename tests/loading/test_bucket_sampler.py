@@ -1,7 +1,6 @@
 """`lk.BucketBatchSampler`: what an epoch holds for each rank, its order, state and refusals."""
 
 import json
-import re
 from collections import Counter
 from itertools import chain, islice, pairwise
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import Subset
 
 import labkit as lk
-from tests.loaders import loader_of
 
 SHAPES = ((100, 200), (150, 150), (200, 100), (300, 75))
 BUCKETS = lk.Buckets(SHAPES)
@@ -56,7 +54,7 @@ def without_shuffling(sizes: pd.DataFrame, batch_size: int, world_size: int) -> 
     return [batches[rank::world_size] for rank in range(world_size)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 23), min_size=1, max_size=4).filter(any), batch_size=st.integers(1, 9),
     world_size=st.integers(1, 9), epoch=st.integers(0, 3),
@@ -107,12 +105,6 @@ def test_batches_of_all_buckets_are_mixed():
     tall = [widths_of(sizes, batch) == {100} for batch in batches]
     n_changes = sum(one != other for one, other in pairwise(tall))
     assert abs(n_changes - 100) < 4 * 50**0.5  # four standard deviations
-
-
-def test_images_of_a_bucket_meet_new_ones():
-    (sampler,) = samplers(frame_of([40]))
-    together = [{frozenset(batch) for batch in epochs_of([sampler], epoch)[0]} for epoch in range(2)]
-    assert len(together[0] & together[1]) < 2
 
 
 @pytest.mark.parametrize("n_given", [0, 1, 5, 13])
@@ -206,35 +198,8 @@ def test_keys_of_the_data_set_must_be_the_paths_of_the_rows():
     sampler.check_dataset(Keyed(keys))
     sampler.check_dataset(Subset(Keyed(["else.jpg", *keys]), range(1, 11)))
     sampler.check_dataset([0] * 10)  # no keys to compare
-    with pytest.raises(ValueError, match=r"row 0 of sizes is '0000.jpg', but image 0 is 'else.jpg': numbers = "):
+    with pytest.raises(ValueError, match=r"row 0 of sizes is '0000.jpg', but image 0 is 'else.jpg': leave out"):
         lk.make_loader(Keyed(["else.jpg", *keys]), batch_sampler=sampler)
     with pytest.raises(ValueError, match="sizes has a row 9, and the data set only 9 images"):
         sampler.check_dataset(Keyed(keys[:-1]))
     samplers(sizes[:9])[0].check_dataset(Keyed(keys[:-1]))
-
-
-@pytest.mark.parametrize("kind", ["other order", "fewer rows", "part of a part"])
-def test_rows_of_other_images_are_numbered_by_the_line_that_is_named(kind):
-    sizes = frame_of([7, 5])
-    dataset = Keyed(sizes.path.tolist())
-    if kind == "other order":
-        sizes = sizes[::-1].reset_index(drop=True)
-    if kind == "fewer rows":
-        sizes = sizes[4:].reset_index(drop=True)
-    if kind == "part of a part":
-        dataset = Subset(Subset(dataset, [7, 3, 5, 1]), [2, 0])
-    (sampler,) = samplers(sizes)
-    with pytest.raises(ValueError, match=r"numbers = .*map\(numbers\)\)") as said:
-        sampler.check_dataset(dataset)
-    names = {"dataset": dataset, "sizes": sizes}
-    exec(re.search(r"numbers = .*map\(numbers\)\)", str(said.value))[0], names)  # noqa: S102
-    assert len(names["sizes"]) == min(len(dataset), len(sizes))
-    samplers(names["sizes"])[0].check_dataset(dataset)
-
-
-def test_rows_beyond_a_data_set_without_keys_are_left_out_as_is_said():
-    sizes = frame_of([7, 5])
-    with pytest.raises(ValueError, match=r"sizes\[.*\]") as said:
-        loader_of([0] * 9, batch_sampler=samplers(sizes)[0])
-    left = eval(re.search(r"sizes\[.*\]", str(said.value))[0], {"sizes": sizes})  # noqa: S307
-    assert sum(map(len, loader_of([0] * 9, batch_sampler=samplers(left)[0]))) == 9

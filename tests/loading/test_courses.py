@@ -299,14 +299,13 @@ def test_of_batch_loader(of_pictures, acts, bad):
     check(of_pictures, acts, bad)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@some(max_examples=40)
+@some(max_examples=30)
 @courses
-def test_of_a_prefetcher(depth, acts, bad):
-    check(PREFETCHED[depth], acts, bad)
+def test_of_a_prefetcher(acts, bad):
+    check(PREFETCHED, acts, bad)
 
 
-@some(max_examples=15)
+@some(max_examples=8)
 @courses
 def test_of_a_prefetcher_of_batch_loader(of_pictures, acts, bad):
     check(prefetched_pictures(of_pictures), acts, bad)
@@ -324,5 +323,5 @@ def of_shards(tmp_path_factory):
 
 
 OF_NUMBERS, WITH_WORKERS = OfNumbers(0), OfNumbers(2)
-PREFETCHED = {depth: Prefetched(OF_NUMBERS, depth) for depth in (1, 3)}
+PREFETCHED = Prefetched(OF_NUMBERS, depth=3)
 prefetched_pictures = functools.cache(partial(Prefetched, depth=1))

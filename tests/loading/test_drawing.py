@@ -31,12 +31,6 @@ def uses_a_helper(image):
     return helper(image) + LEVELS["light"][0]
 
 
-def imports_within(image):
-    import torch.nn.functional as within
-
-    return within.pad(image[:, 1:], (0, 0, 0, 1))
-
-
 def converts(image):
     flipped = ImageOps.mirror(Image.fromarray(image.permute(1, 2, 0).numpy()))
     return np.array(flipped)
@@ -60,13 +54,6 @@ class Fading:
     def __call__(self, image):
         faded = (image.float() * self.factor).round().clamp(0, 255)
         return self.then(faded.to(torch.uint8))
-
-    def as_method(self, image):
-        return self(image)
-
-    @staticmethod
-    def static(image):
-        return image ^ 1
 
 
 class Module(torch.nn.Module):
@@ -98,14 +85,11 @@ FREE = {
     "the one of the report": lambda image: 255 - image,
     "a method of tensors": lambda image: image.flip(-1).permute(0, 1, 2).contiguous(),
     "a closure": (lambda by: lambda image: image // by)(closed_over),
-    "a default": lambda image, by=AMOUNT: image // by,
-    "a helper": uses_a_helper, "an import within": imports_within, "Pillow": converts, "OpenCV": blurs,
-    "a class": Fading(0.5), "a method": Fading(0.5).as_method, "a static one": Fading.static,
+    "a helper": uses_a_helper, "Pillow": converts, "OpenCV": blurs, "a class": Fading(0.5),
     "a partial": functools.partial(helper, by=2), "a module": Module(),
     "NumPy": lambda image: np.ascontiguousarray(np.flip(image.numpy(), 2)),
     "functional": lambda image: functional.adjust_gamma(functional.invert(image), 2.0),
     "torch's functional": lambda image: F.interpolate(image[None].float(), image.shape[1:])[0].to(torch.uint8),
-    "a loop and a comprehension": lambda image: torch.stack([plane.clamp(max=9) for plane in image]),
     "among others of v2": v2.Compose([v2.RandomHorizontalFlip(), lambda image: 255 - image, v2.ColorJitter(0.4)]),
     "among others of albumentations": A.Compose([A.HorizontalFlip(), OwnInvert(p=1.0)]),
 }  # fmt: skip
@@ -113,11 +97,9 @@ BOUND = {
     "torch": lambda image: image + torch.randint(0, 9, (), dtype=torch.uint8),
     "torch, by another name": lambda image: image + of_torch(0, 9, (), dtype=torch.uint8),
     "a method that draws": lambda image: image.clone().random_(0, 9),
-    "bernoulli": lambda image: image * torch.full(image.shape, 0.5).bernoulli().byte(),
     "random": lambda image: image if random.random() < 0.5 else image.flip(-1),
     "random, kept": (lambda draw: lambda image: image + draw())(functools.partial(random.randrange, 9)),
     "NumPy": lambda image: image + int(np.random.randint(9)),
-    "NumPy's, kept": lambda image, draw=np.random.randint: image + int(draw(9)),
     "dropout": lambda image: F.dropout(image.float(), 0.5).clamp(0, 255).byte(),
     "a layer": torch.nn.Sequential(v2.ToDtype(torch.float32), torch.nn.Dropout()),
     "noise": lambda image: functional.gaussian_noise(image.float() / 255).mul(255).byte(),
@@ -131,7 +113,6 @@ BOUND = {
     "v1": v1.RandomInvert(),
     "in a function of albumentations": A.Compose([A.Lambda(image=changes_at_random)]),
     "in a class of albumentations": OwnFlip(),
-    "initialization": lambda image: torch.nn.init.trunc_normal_(image.float()).byte(),
 }
 
 
@@ -139,12 +120,7 @@ NOT_CALLED = "v2, in a closure's list", "in a function of albumentations", "in a
 
 
 def draws_in_a_helper(image):
-    def inner():
-        import random as within
-
-        return within.randrange(9)
-
-    return image + inner()
+    return image + random.randrange(9)
 
 
 @pytest.fixture(scope="module")

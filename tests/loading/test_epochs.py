@@ -54,17 +54,6 @@ class TestOfALoader:
         oracle.set_epoch(2)
         assert indices(loader) == list(oracle)
 
-    def test_are_those_of_a_sampler_that_keeps_a_number_of_its_own(self):
-        class Own(DistributedSampler):
-            def set_epoch(self, epoch):
-                super().set_epoch(int(epoch))
-
-        loader = loader_of(sampler=Own(range(12), num_replicas=1, rank=0))
-        assert len({tuple(indices(loader)) for _ in range(3)}) == 3
-        loader.sampler.set_epoch(0)
-        assert sorted(indices(loader)) == list(range(12))
-        assert loader.epoch == 1
-
 
 class TestOfForeignLoaders:
     """Loaders of other libraries are made of this one's parts."""
@@ -100,15 +89,8 @@ WORKERS = {
     "none": {},
     "two": {"num_workers": 2, "multiprocessing_context": "fork"},
     "two that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-    "from a server": {"num_workers": 2, "multiprocessing_context": "forkserver"},
-}  # fmt: skip
-every_kind_of_workers = pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(options, id=name, marks=pytest.mark.exhaustive if "server" in name else ())
-        for name, options in WORKERS.items()
-    ],
-)
+}
+every_kind_of_workers = pytest.mark.parametrize("options", WORKERS.values(), ids=WORKERS)
 no_or_two_workers = pytest.mark.parametrize("options", [WORKERS["none"], WORKERS["two"]], ids=["none", "two"])
 
 NUMBERS = list(range(40))
@@ -180,7 +162,7 @@ class TestOfTorchsLoader:
         assert all(sorted(epoch) == NUMBERS for epoch in epochs)
         assert len(set(map(tuple, epochs))) == 4
 
-    @every_kind_of_workers
+    @no_or_two_workers
     def test_some_samples_each_go_on_through_all(self, shards, options):
         loader = plain(make(shards, samples_per_rank=10), **options)
         assert sorted(flat(flat(loader) for _ in range(4))) == NUMBERS
@@ -206,7 +188,7 @@ class TestOfTorchsLoader:
         assert sorted(flat(loader)) == NUMBERS
 
     @no_or_two_workers
-    @pytest.mark.parametrize("n_taken", [0, 1, 7])
+    @pytest.mark.parametrize("n_taken", [0, 7])
     def test_a_resumed_training_goes_on_as_the_undisturbed_one(self, source, options, n_taken):
         if source == "buckets" and not n_taken:
             pytest.skip("torchdata resumes a batch sampler that is at its end with an empty epoch")
@@ -304,7 +286,7 @@ class TestOfRanks:
         with warnings.catch_warnings(action="error"):
             assert indices(loader_of(sampler=Shared([1, 3, 5]))) == [1, 3, 5]
 
-    @pytest.mark.parametrize(("rank", "world_size"), [("", ""), ("0", "0"), ("-1", "-1"), ("3", "2"), ("x", "2")])
+    @pytest.mark.parametrize(("rank", "world_size"), [("", ""), ("-1", "-1"), ("3", "2"), ("x", "2")])
     def test_are_whole_where_the_variables_make_no_sense(self, monkeypatch, shards, rank, world_size):
         """Left empty, or over from another program; those of workers are WebDataset's."""
         for name in ("RANK", "WORKER"):

@@ -1,7 +1,6 @@
 """The limits do exactly the work that they claim, on every thread, once; what they measure is `compare`'s affair."""
 
 import io
-import itertools
 import threading
 from collections import Counter
 
@@ -48,7 +47,7 @@ def copied(monkeypatch):
 
 
 class TestDecodeLimit:
-    @pytest.mark.parametrize("num_threads", [1, 2, 5])
+    @pytest.mark.parametrize("num_threads", [1, 3])
     def test_decodes_every_image_once_at_full_size(self, photos, decoded, num_threads):
         limit = decode_limit(photos, num_threads=num_threads)
         assert (len(limit), limit.batch_size, limit.num_workers, limit.num_threads) == (2, 64, 0, num_threads)
@@ -58,20 +57,6 @@ class TestDecodeLimit:
             assert Counter(data for data, _, _ in decoded) == Counter(photos.files.values())
             for data, _, pixels in decoded:
                 assert pixels.shape == (*simplejpeg.decode_jpeg_header(data)[:2], 3)
-
-    def test_uses_all_threads_and_files_that_were_read_before(self, photos, monkeypatch):
-        both = threading.Barrier(2, timeout=20)  # broken, if one thread does it all
-
-        def decode_jpeg(data, colorspace):
-            if not both.broken and len(seen) < 2 and threading.get_ident() not in seen:
-                seen.add(threading.get_ident())
-                both.wait()
-
-        seen, limit = set(), decode_limit(photos, num_threads=2)
-        monkeypatch.setattr(photos, "read", lambda key: pytest.fail("read while decoding"))
-        monkeypatch.setattr(simplejpeg, "decode_jpeg", decode_jpeg)
-        assert sum(limit) == 70
-        assert len(seen) == 2
 
     @pytest.mark.parametrize("num_threads", [1, 3])
     def test_takes_all_formats_and_names_what_is_broken(self, pictures, num_threads):
@@ -84,26 +69,6 @@ class TestDecodeLimit:
         with pytest.raises(lk.DecodeError, match=r"broken\.jpg: turbojpeg cannot decode 1500 bytes: .*truncated"):
             list(limit)
         assert threading.active_count() == before
-
-    def test_leaves_no_work_for_threads_when_it_is_left_early(self, photos, decoded, monkeypatch):
-        """The first batch is out before anything behind it is decoded: what then is, the threads had in hand."""
-        left, decode, begun = threading.Event(), simplejpeg.decode_jpeg, itertools.count()
-
-        def held_back(*arguments, **options):
-            if next(begun) >= 64:
-                left.wait(10)
-            return decode(*arguments, **options)
-
-        monkeypatch.setattr(simplejpeg, "decode_jpeg", held_back)
-        before = threading.active_count()
-        batches = iter(decode_limit(photos, num_threads=2))
-        next(batches)
-        waking = threading.Timer(0.5, left.set)
-        waking.start()
-        batches.close()
-        waking.join()
-        assert threading.active_count() == before
-        assert 64 <= len(decoded) <= 66
 
 
 class TestMemoryLimits:
@@ -118,20 +83,6 @@ class TestMemoryLimits:
             assert target.dtype == np.uint8
             assert (target == 1).all()  # what the sources were filled with
             assert not np.shares_memory(target, source)
-
-    def test_take_turns_through_blocks_that_exceed_the_caches(self, copied):
-        limit = memcpy_limit(130, size=224, num_threads=2)
-        list(limit)
-        target, source, _ = copied.pop()
-        assert min(target.base.nbytes, source.base.nbytes) >= 128 * 2**20
-        n_blocks = len(source.base)
-        copied.clear()
-        for _ in range(n_blocks):  # three batches each
-            list(limit)
-        for memory in ([target for target, _, _ in copied], [source for _, source, _ in copied]):
-            used = Counter(block.__array_interface__["data"][0] for block in memory)
-            assert set(used.values()) == {3}
-            assert len(used) == n_blocks
 
     @pytest.mark.parametrize(("n_images", "counts"), [(1, [1]), (150, [64, 64, 22])])
     def test_write_whole_batches_of_floats_and_nothing_else(self, monkeypatch, n_images, counts):

@@ -3,12 +3,10 @@
 import importlib
 import inspect
 import itertools
-import multiprocessing
 import pickle
 import random
 import sys
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import albumentations as A
@@ -21,14 +19,12 @@ from torchvision.transforms import v2
 
 import labkit as lk
 from labkit.loading.own_transform import OwnTransform
-from labkit.loading.samplers import LoaderWarning
 from labkit.loading.seeding import RandomSources, derived_seed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spawned workers cannot import a test file
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
 SEEDS = list(itertools.product((0, 1), range(6), (0, 2)))  # epoch, index, occurrence
-RNG = np.random.default_rng(7)
 
 
 def tensor_of(image: np.ndarray = IMAGE) -> torch.Tensor:
@@ -49,22 +45,9 @@ def global_states() -> tuple:
     return random.getstate(), pickle.dumps(np.random.get_state()), torch.get_rng_state().numpy().tobytes()
 
 
-def noise(image: torch.Tensor) -> torch.Tensor:
-    """Draws from every global generator."""
-    added = random.randrange(50) + np.random.randint(0, 50, image.shape) + int(torch.randint(0, 50, ()))
-    added[0, 0, 0] += int(np.random.normal(50, 5))
-    return (image.int() + torch.from_numpy(added)).clamp(0, 255).to(torch.uint8)
-
-
-def noise_of_an_array(image: np.ndarray, **_) -> np.ndarray:
-    return image ^ np.uint8(random.randrange(9))
-
-
-def noise_of_a_variable(image: torch.Tensor) -> torch.Tensor:
-    return image ^ torch.from_numpy(RNG.integers(0, 256, image.shape, dtype=np.uint8))
-
-
 class HoldsGenerators:
+    draws_globally = False
+
     def __init__(self):
         self.numpy, self.python, self.torch = np.random.default_rng(), random.Random(), torch.Generator()
 
@@ -82,24 +65,17 @@ def compose(*more) -> A.Compose:
 
 OWN = {
     "albumentations": compose(),
-    "albumentations with a function": compose(A.Lambda(image=noise_of_an_array)),
     "v2": v2.Compose([v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomErasing(value="random")]),
-    "v1": v1.Compose([v1.RandomHorizontalFlip(), v1.RandomOrder([v1.ColorJitter(0.4), v1.RandomInvert()])]),
-    "global generators": noise,
-    "a variable": noise_of_a_variable,
     "generators of its own": HoldsGenerators(),
 }
 
 
 MODULE = """
 import threading
-import numpy as np, torch
-RNG = np.random.default_rng()
 barrier = threading.Barrier(2)
-patience_s = 60
 
 def meet(image):
-    barrier.wait(patience_s)
+    barrier.wait(60)
     return image
 
 KEPT = []
@@ -108,11 +84,7 @@ def keep(image):
     KEPT.append(image)
     return image
 
-def noise(image):
-    drawn = [RNG.integers(0, 256, image.shape[1:], dtype=np.uint8) for _ in range(3)]
-    return image ^ torch.from_numpy(np.stack(drawn))
-
-meet.draws_globally = noise.draws_globally = False
+meet.draws_globally = False
 """
 
 
@@ -127,9 +99,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.fixture(params=OWN)
 def own(request) -> OwnTransform:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return OwnTransform(OWN[request.param], seed=5)
+    return OwnTransform(OWN[request.param], seed=5)
 
 
 class TestDraws:
@@ -146,7 +116,7 @@ class TestDraws:
         np.random.normal()
         before = global_states()
         applied(own, n_threads=4)
-        assert own.draws_globally or global_states() == before  # else it is called in other processes
+        assert global_states() == before
 
     def test_are_those_of_albumentations_called_directly(self):
         own, direct = OwnTransform(compose(), seed=5), compose()
@@ -154,22 +124,6 @@ class TestDraws:
         for each in SEEDS:
             sources.seed(*numbers_of(*each))
             assert np.array_equal(own.apply(IMAGE, *each), direct(image=IMAGE)["image"])
-
-    def test_of_functions_are_those_after_seeding_all(self):
-        own = OwnTransform(noise, seed=5)
-        for each in SEEDS:
-            number = derived_seed(*numbers_of(*each))
-            random.seed(number)
-            np.random.seed(number & (1 << 32) - 1)
-            torch.manual_seed(number & (1 << 63) - 1)
-            expected = noise(tensor_of()).permute(1, 2, 0)
-            assert np.array_equal(own.apply(IMAGE, *each), expected)
-
-    @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-    def test_are_the_same_in_other_processes(self, method):
-        own = OwnTransform(compose(), seed=5)
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            assert pool.apply(applied, (own,)) == applied(own)
 
 
 def made(kind: type, *choices: tuple):
@@ -195,7 +149,7 @@ class TestOfALibrary:
         for name, kind in classes_of(A, A.BasicTransform).items():
             transform = made(kind, ())
             own = OwnTransform(transform, seed=5) if transform and not isinstance(transform, A.Lambda) else None
-            if own is None or own.draws_globally:
+            if own is None or own.drawn_by or own.shares_generator:
                 continue
             before = global_states()
             try:
@@ -214,7 +168,7 @@ class TestOfALibrary:
         for name, kind in classes_of(v2, torch.nn.Module).items():
             transform = made(kind, *choices)
             own = OwnTransform(transform, seed=5) if transform else None
-            if own is None or own.draws_globally:
+            if own is None or own.drawn_by or own.shares_generator:
                 continue
             if hasattr(transform, "p"):
                 transform.p = 1.0
@@ -238,28 +192,9 @@ class TestOfALibrary:
         assert len(set(names)) > 25
 
 
-class HoldsDeclared(HoldsGenerators):
-    draws_globally = False
-
-
 def test_threads_call_at_once_what_is_declared(module):
     """Without both in it at a time, the barrier breaks."""
     assert applied(OwnTransform(module.meet), SEEDS[:2], n_threads=2) == [IMAGE.tobytes()] * 2
-
-
-def test_threads_take_turns_with_what_may_draw_from_the_global_generators(module):
-    del module.meet.draws_globally
-    module.patience_s = 0.2
-    with pytest.raises(threading.BrokenBarrierError):
-        applied(OwnTransform(module.meet), SEEDS[:2], n_threads=2)
-
-
-def test_threads_take_turns_with_a_generator_that_they_share(module):
-    own = OwnTransform(module.noise, seed=5)
-    first = applied(own)
-    assert own.draws_globally
-    assert applied(own, SEEDS * 8, n_threads=4) == first * 8
-    assert len(set(first)) == len(SEEDS)
 
 
 def flip_in_place(image, **_):
@@ -352,51 +287,3 @@ def test_transforms_of_pictures_say_what_to_use(transform):
 def test_what_cannot_be_called_in_threads_is_refused(transform, reason):
     with pytest.raises(TypeError, match=reason):
         OwnTransform(transform)
-
-
-class FakeClock:
-    """Each image takes 400 us, of which 100 on a core and 60 without one; after each comes a pause."""
-
-    def __init__(self, pause_us: int):
-        self.now = self.busy = self.without = 0
-        self.pause_us, self._is_within = pause_us, False
-
-    def times(self):
-        self._is_within = not self._is_within
-        if self._is_within:  # one image of 32 is measured
-            self.now += 1000 * (self.pause_us + 31 * (400 + self.pause_us))
-        else:
-            self.now, self.busy, self.without = self.now + 400_000, self.busy + 100_000, self.without + 60_000
-        return self.now, self.busy
-
-    def queued(self):
-        return self.without
-
-
-@pytest.mark.parametrize("draws_globally", [True, False])
-class TestTheLock:
-    def test_is_measured_by_what_its_threads_wait(self, draws_globally):
-        assert used(draws_globally).lock_time() == pytest.approx((100, 240, 0.3))
-        assert used(draws_globally, n_images=32 * 20).lock_time() is None  # too few to tell
-        assert OwnTransform(noise).lock_time() is None
-
-    def test_is_told_once(self, draws_globally):
-        own = used(draws_globally)
-        words = "30% is waiting for it, 240 us an image beside 100 us on a core.*lk.make_loader, whose workers"
-        with pytest.warns(LoaderWarning, match=words) as told:
-            own.warn_if_it_limits()
-        assert ("one thread at a time" in str(told[0].message)) == draws_globally
-        assert told[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            own.warn_if_it_limits()
-            used(draws_globally, clock=FakeClock(pause_us=1000)).warn_if_it_limits()  # 17 % of the time
-            used(draws_globally, n_images=32).warn_if_it_limits()
-
-
-def used(draws_globally: bool, n_images: int = 32 * 21, clock: FakeClock | None = None) -> OwnTransform:
-    transform = HoldsGenerators() if draws_globally else HoldsDeclared()
-    own = OwnTransform(transform, clock=clock or FakeClock(pause_us=400))
-    for index in range(n_images):
-        own.apply(IMAGE[:2, :2].copy(), 0, index)
-    return own

@@ -52,7 +52,7 @@ def taken_with_errors(loader):
             n_errors += 1
 
 
-KINDS = ["make_loader", "make_loader, workers", "BatchLoader", "prefetched", "prefetched, workers"]
+KINDS = ["make_loader", "make_loader, workers", "BatchLoader", "prefetched"]
 
 
 class TestACaughtError:
@@ -60,34 +60,6 @@ class TestACaughtError:
     def test_costs_one_batch_as_it_does_with_torch(self, kind, pictures):
         batches, n_errors = taken_with_errors(broken_loader(kind, pictures))
         assert (len(batches), n_errors) == (11 if kind == "BatchLoader" else 15, 1)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_counts_as_a_batch_of_the_state(self, kind, pictures):
-        whole, _ = taken_with_errors(broken_loader(kind, pictures))
-        begun, resumed = (broken_loader(kind, pictures) for _ in range(2))
-        iterator = iter(begun)
-        taken = []
-        with pytest.raises(ValueError, match="sample 5 is broken"):
-            taken.extend(iterator)
-        assert begun.state_dict()["n_batches"] == len(taken) + 1
-        resumed.load_state_dict(begun.state_dict())
-        assert same(taken + list(resumed), whole)
-
-    def test_of_shards_costs_one_sample(self, tmp_path):
-        files = {f"all/{n:02}.png": b"\x89PNG, broken" if n == 5 else solid(n) for n in range(16)}
-        lk.write_shards(MemoryStore(files), tmp_path / "set", max_count=4, engine="threads", progress=False)
-        dataset = lk.read_shards(tmp_path / "set", transform=red)
-        iterator, came = iter(dataset), []
-        for _ in range(16):
-            try:
-                came.append(next(iterator)[0])
-            except lk.DecodeError:
-                state = dataset.state_dict()
-        assert came == [n for n in range(16) if n != 5]
-        assert next(iterator, "the end") == "the end"
-        resumed = lk.read_shards(tmp_path / "set", transform=red)
-        resumed.load_state_dict(state)
-        assert firsts(list(resumed)) == list(range(6, 16))
 
     @pytest.mark.parametrize("kind", ["make_loader", "make_loader, workers", "BatchLoader"])
     def test_of_the_sampler_comes_after_the_batches_before_and_ends_the_pass(self, kind, pictures):
@@ -149,31 +121,7 @@ def make(kind, pictures, **options):
     return lk.CUDAPrefetcher(loader, "cpu", depth=2) if "prefetched" in kind else loader
 
 
-ALL = [*KINDS, "prefetched BatchLoader"]
-
-
 class TestALook:
-    @pytest.mark.parametrize("kind", ALL)
-    @pytest.mark.parametrize("keep", [False, True], ids=["dropped", "kept"])
-    @pytest.mark.parametrize("at", range(6))
-    def test_changes_neither_the_epochs_nor_the_states(self, kind, keep, at, pictures):
-        def epochs(look):
-            loader, kept = make(kind, pictures), []
-            for _ in range(3):
-                for number, batch in enumerate(loader):
-                    if look and number == at:
-                        kept.append(iter(loader))
-                        next(kept[-1])
-                        if not keep:
-                            kept.clear()
-                    yield batch, loader.state_dict() if number != at or not keep else None, loader.epoch * (not kept)
-
-        found, expected = list(epochs(True)), list(epochs(False))
-        assert same([batch for batch, *_ in found], [batch for batch, *_ in expected])
-        states = [(ours, theirs) for (_, ours, _), (_, theirs, _) in zip(found, expected, strict=True) if ours]
-        assert all(ours == theirs for ours, theirs in states)
-        assert keep or [epoch for *_, epoch in found] == [epoch for *_, epoch in expected]
-
     @pytest.mark.parametrize("look", ["dropped", "kept", "begun"])
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_does_not_disturb_a_generator_of_the_samplers_own(self, num_workers, look):
@@ -202,95 +150,8 @@ class TestALook:
         oracle.set_epoch(7)
         assert [row[0] for row in rows(loader)] == list(oracle)
 
-    @pytest.mark.parametrize("kind", ALL)
-    def test_that_is_kept_leaves_each_pass_an_epoch_of_its_own(self, kind, pictures):
-        """`it = iter(loader)` in a cell of a notebook, and then passes of a few batches each."""
-        loader = make(kind, pictures)
-        kept = iter(loader)
-        next(kept)
-        passes = [str(list(itertools.islice(loader, 2))) for _ in range(3)]
-        assert len(set(passes)) == 3
-
-    @pytest.mark.parametrize("kind", ALL)
-    def test_has_a_state_of_its_own(self, kind, pictures):
-        loader = make(kind, pictures)
-        training = iter(loader)
-        next(training)
-        look = iter(loader)
-        list(itertools.islice(look, 2))
-        assert [(state["epoch"], state["n_batches"]) for state in (training.state_dict(), look.state_dict())] == [
-            (0, 1), (1, 2),
-        ]  # fmt: skip
-        assert loader.state_dict() == look.state_dict()  # which gave last
-        next(training)
-        assert loader.state_dict() == training.state_dict()
-
-
-class TestAnEpochThatIsSet:
-    @pytest.mark.parametrize("kind", [*KINDS[:3], "shards"])
-    def test_is_that_of_iterators_which_have_given_nothing(self, kind, pictures, tmp_path):
-        if kind == "shards":
-            files = {f"all/{n:02}.png": solid(n) for n in range(6)}
-            lk.write_shards(MemoryStore(files), tmp_path / "set", engine="threads", progress=False)
-            loader = lk.read_shards(tmp_path / "set", transform=red)
-        else:
-            loader = make(kind, pictures)
-        first, second = iter(loader), iter(loader)
-        loader.set_epoch(5)
-        next(first)
-        next(second)
-        epochs = [iterator.state_dict()["epoch"] for iterator in (first, second)]
-        assert epochs == ([5, 5] if kind == "shards" else [5, 6])  # of shards, what was set decides
-
-    @pytest.mark.parametrize("kind", ALL)
-    def test_or_a_loaded_state_is_told_by_such_an_iterator_too(self, kind, pictures):
-        begun, loader = make(kind, pictures), make(kind, pictures)
-        running = iter(begun)
-        next(running)
-        iterator = iter(loader)
-        loader.load_state_dict(begun.state_dict())
-        assert iterator.state_dict() == begun.state_dict()
-
 
 class TestAState:
-    @pytest.mark.parametrize("kind", ALL)
-    def test_is_taken_by_an_iterator_that_has_given_nothing(self, kind, pictures):
-        whole, begun, late = make(kind, pictures), make(kind, pictures), make(kind, pictures)
-        expected = list(whole)
-        running = iter(begun)
-        next(running), next(running)
-        iterator = iter(late)
-        late.load_state_dict(begun.state_dict())
-        assert same(list(iterator), expected[2:])
-        assert same(list(late), list(whole))
-
-    @pytest.mark.parametrize("kind", ALL)
-    def test_waits_for_the_next_pass_where_one_has_given_batches(self, kind, pictures):
-        whole, loader = make(kind, pictures), make(kind, pictures)
-        expected = list(whole)
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
-        next(iterator)
-        loader.load_state_dict(state)
-        assert same(next(iterator), expected[2])
-        assert loader.state_dict() == state
-        assert same(list(loader), expected[1:])
-        assert same(list(iterator), expected[3:])
-
-    @pytest.mark.parametrize("kind", ALL)
-    @pytest.mark.parametrize("order", [{}, {"shuffle": False, "sampler": [5, 1, 5, 2, 0]}], ids=["shuffled", "a list"])
-    def test_behind_the_last_batch_is_that_of_the_next_epoch(self, kind, order, pictures):
-        whole, begun, resumed = (make(kind, pictures, **order) for _ in range(3))
-        _, expected = list(whole), list(whole)
-        for _ in begun:
-            state = begun.state_dict()
-        assert (state["epoch"], state["n_batches"]) == (1, 0)
-        assert state == begun.state_dict()
-        resumed.load_state_dict(state)
-        assert resumed.epoch == 1
-        assert same(list(resumed), expected)
-
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_behind_the_last_batch_is_known_without_a_length_too(self, num_workers):
         class Unsized:
@@ -321,7 +182,7 @@ def first_epochs(loader, queue):
 
 class TestACopy:
     @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-    @pytest.mark.parametrize("kind", ALL)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_goes_on_by_itself(self, kind, again, pictures):
         if again is copy.copy and "prefetched" in kind:
             pytest.skip("it is another wrapper around the same loader")
@@ -332,12 +193,9 @@ class TestACopy:
         assert same([list(copied), list(copied)], epochs[1:])
         assert same([list(loader), list(loader)], epochs[1:])
 
-    @pytest.mark.parametrize("begun", [False, True], ids=["new", "after an epoch"])
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_may_go_to_a_spawned_process(self, num_workers, begun):
-        loader, expected = (loader_of(num_workers=n, shuffle=True) for n in (num_workers, 0))
-        if begun:
-            assert rows(loader) == rows(expected)
+    def test_may_go_to_a_spawned_process(self):
+        loader, expected = (loader_of(num_workers=n, shuffle=True) for n in (2, 0))
+        assert rows(loader) == rows(expected)
         context = multiprocessing.get_context("spawn")
         queue = context.Queue()
         child = context.Process(target=first_epochs, args=(loader, queue))

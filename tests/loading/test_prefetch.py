@@ -35,8 +35,8 @@ class Source:
             yield number
 
 
-@pytest.mark.parametrize("n_batches", [0, 1, 2, 3, 10])
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("n_batches", [0, 1, 10])
+@pytest.mark.parametrize("depth", [1, 5])
 def test_batches_come_in_order_while_depth_more_are_on_their_way(n_batches, depth):
     source, came = Source(n_batches), []
     batches = iter(lk.CUDAPrefetcher(source, "cpu", depth=depth))
@@ -47,7 +47,7 @@ def test_batches_come_in_order_while_depth_more_are_on_their_way(n_batches, dept
     assert came == list(range(n_batches))
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize("at", [0, 5])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_exception_comes_after_the_batches_before_it(at, depth):
     prefetcher, got = lk.CUDAPrefetcher(Source(9, breaks_at=at), "cpu", depth=depth), []
@@ -98,17 +98,6 @@ def test_an_error_leaves_no_thread_and_the_next_pass_is_whole(place):
         assert len(list(prefetcher)) == len(loader)
     del loader, prefetcher, caught
     assert eventually(lambda: not new_threads(before))
-
-
-def test_every_epoch_begins_anew():
-    prefetcher = lk.CUDAPrefetcher([1, 2, 3], "cpu", depth=2)
-    assert [list(prefetcher) for _ in range(3)] == [[1, 2, 3]] * 3
-    for batch in prefetcher:
-        if batch == 2:
-            break
-    assert list(prefetcher) == [1, 2, 3]
-    one, other = iter(prefetcher), iter(prefetcher)
-    assert [next(one), next(other), next(one)] == [1, 1, 2]
 
 
 def test_it_has_the_loaders_attributes_and_goes_on_epoch_by_epoch():
@@ -238,7 +227,7 @@ SECONDS = st.lists(st.sampled_from([0.0, 1e-6, 1e-5, 1e-4, 1e-3]), min_size=1, m
 
 
 @given(SECONDS, st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_schedule_spoils_a_batch_and_each_shows_a_forgotten_order(seconds, depth):
     for feed, is_right in (
         (lambda loader: lk.CUDAPrefetcher(loader, depth=depth), True),
@@ -287,18 +276,6 @@ def test_the_host_waits_for_nothing_and_the_consumer_for_its_batch_alone():
         assert simulation.now_s == 4 * 3  # a byte a second
 
 
-def test_a_loader_with_workers_feeds_cuda(cuda):
-    dataset = [(torch.full((3, 8, 8), n, dtype=torch.uint8), n) for n in range(12)]
-    loader = lk.make_loader(dataset, lk.LoaderConfig(batch_size=4, num_workers=1))
-    try:
-        for _ in range(2):
-            found = [(images, labels) for images, labels in lk.CUDAPrefetcher(loader)]
-            assert [labels.tolist() for _, labels in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-            assert all((images[:, 0, 0, 0] == labels).all() for images, labels in found)
-    finally:
-        loader.close()
-
-
 class Hiding:
     """Moves itself; nobody finds its tensor by looking through attributes."""
 
@@ -324,15 +301,6 @@ def test_on_a_cpu_batches_pass_through():
     batches = [{"image": torch.full((2,), number), "name": "n"} for number in range(3)]
     for found, batch in zip(lk.CUDAPrefetcher(batches, "cpu"), batches, strict=True):
         assert found["image"] is batch["image"]  # nothing is copied
-
-
-def test_batches_arrive_whole_on_every_device(cuda):
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        batches = [{"image": torch.full((3,), number).pin_memory(), "name": "n"} for number in range(5)]
-        for number, batch in enumerate(lk.CUDAPrefetcher(batches, device, depth=2)):
-            assert batch["image"].device == device
-            assert (batch["image"].tolist(), batch["name"]) == ([number] * 3, "n")
 
 
 # Pinned memory

@@ -29,6 +29,7 @@ SAMPLERS = {
     "weighted": lambda **options: WeightedRandomSampler(WEIGHTS, 40, **options),
 }
 every_sampler = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+every_kind = pytest.mark.parametrize("kind", ["make_loader", "batch sampler", "BatchLoader"])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def of_kind(kind, store, sampler, **options):
 
 class TestThatDrawAsTheLoaderSeedsThem:
     @every_sampler
-    @pytest.mark.parametrize("kind", ["make_loader", "workers", "batch sampler", "BatchLoader"])
+    @every_kind
     def test_give_the_same_epochs_whatever_torch_was_seeded_with(self, kind, make, store):
         runs = []
         for torchs_seed, seed in ((1, 0), (2, 0), (1, 5)):
@@ -122,7 +123,7 @@ class TestThatDrawAsTheLoaderSeedsThem:
 
 class TestWithAGeneratorOfTheirOwn:
     @every_sampler
-    @pytest.mark.parametrize("kind", ["make_loader", "workers", "batch sampler", "BatchLoader"])
+    @every_kind
     def test_draw_what_they_draw_without_a_loader(self, kind, make, store):
         sampler, oracle = (make(generator=torch.Generator().manual_seed(3)) for _ in range(2))
         make_loader, listed = of_kind(kind, store, sampler)
@@ -131,9 +132,9 @@ class TestWithAGeneratorOfTheirOwn:
 
 
 @every_sampler
-@pytest.mark.parametrize("kind", ["make_loader", "workers", "batch sampler", "BatchLoader"])
+@pytest.mark.parametrize("kind", ["workers", "BatchLoader"])
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("n_taken", [0, 1, 4])
+@pytest.mark.parametrize("n_taken", [0, 4])
 def test_a_resumed_epoch_is_the_rest_of_the_undisturbed_one(make, kind, own, n_taken, store):
     def loader():
         options = {"generator": torch.Generator().manual_seed(3)} if own else {}

@@ -83,8 +83,7 @@ def global_state():
 
 class TestDraws:
     @pytest.mark.parametrize(("num_workers", "start_method", "persistent"), [
-        (0, None, None), (1, "fork", True), (2, "fork", True), (2, "fork", False), (4, "fork", False),
-        (2, "forkserver", True), (2, "forkserver", False), (2, "spawn", True), (4, "forkserver", True),
+        (0, None, None), (1, "fork", True), (4, "fork", False), (2, "forkserver", True), (2, "spawn", True),
     ])  # fmt: skip
     def test_are_bit_identical_and_leave_the_global_state(self, expected, num_workers, start_method, persistent):
         random.seed(), np.random.seed(), torch.seed()  # the state of this process is of no consequence
@@ -103,12 +102,6 @@ class TestDraws:
             assert len(set(drawn)) == len(drawn), name
         other = list(draws_loader(seed=8))
         assert not set(column(other, "random").tolist()) & set(column(expected[0], "random").tolist())
-
-    def test_of_libraries_are_independent(self, expected):
-        names = expected[0][0].keys() - {"index", "albumentations", "whole batch"}
-        drawn = torch.stack([torch.cat([column(epoch, name) for epoch in expected]) for name in sorted(names)])
-        apart = torch.corrcoef(drawn) - torch.eye(len(drawn))
-        assert apart.abs().max() < 0.7  # 44 draws: five standard errors
 
     def test_of_the_order_are_others_in_each_epoch(self, expected):
         first, second = (column(epoch, "index").tolist() for epoch in expected)

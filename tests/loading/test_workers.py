@@ -4,7 +4,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -47,14 +46,6 @@ def test_workers_persist_if_asked_and_end_when_the_loader_is_closed(persistent):
     assert len(set(loader)) == 2
 
 
-def test_workers_of_two_passes_end_with_the_loader():
-    loader = loader_of(Numbers(), 2)
-    for _ in zip(loader, loader, strict=True):
-        pass
-    del loader
-    assert multiprocessing.active_children() == []
-
-
 def once(path: Path, harm):
     """Does harm at sample 9, unless it was done already."""
 
@@ -77,7 +68,6 @@ def die_of(number: int):
 HARM = {
     "killed": (die_of(signal.SIGKILL), "SIGKILL.*memory.*fewer workers"),
     "exits": (lambda: os._exit(3), "exit status 3.*stderr"),
-    "crashes": (die_of(signal.SIGABRT), "SIGABRT.*native code"),
     "bus error": (die_of(signal.SIGBUS), "SIGBUS.*--shm-size"),
 }
 
@@ -90,8 +80,7 @@ def _torch_looks_often(monkeypatch):
 
 @pytest.mark.usefixtures("_torch_looks_often")
 class TestTheDeathOfAWorker:
-    @pytest.mark.parametrize("persistent", [True, False])
-    @pytest.mark.parametrize("harm", HARM)
+    @pytest.mark.parametrize(("harm", "persistent"), [("killed", True), ("exits", False), ("bus error", True)])
     def test_is_told_with_its_reason_and_the_next_epoch_starts_anew(self, tmp_path, harm, persistent):
         do, said = HARM[harm]
         loader = loader_of(Numbers(20, once(tmp_path / "done", do)), 2, persistent_workers=persistent)
@@ -130,11 +119,10 @@ class TestTheDeathOfAWorker:
         assert indices(loader) == list(range(80))
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_an_interrupt_that_is_caught_leaves_no_worker(persistent):
+def test_an_interrupt_that_is_caught_leaves_no_worker():
     """As in a notebook's kernel, which lives on."""
     dataset = Numbers(40, lambda index: time.sleep(0.1))
-    loader = loader_of(dataset, 2, persistent_workers=persistent)
+    loader = loader_of(dataset, 2)
     running = iter(loader)
     timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
@@ -145,15 +133,14 @@ def test_an_interrupt_that_is_caught_leaves_no_worker(persistent):
     assert indices(loader) == list(range(40))
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_an_interrupt_while_workers_start_leaves_none(start_method, monkeypatch):
+def test_an_interrupt_while_workers_start_leaves_none(monkeypatch):
     def start_and_interrupt(process):
         start(process)
         os.kill(os.getpid(), signal.SIGINT)
 
     start = multiprocessing.process.BaseProcess.start
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_and_interrupt)
-    loader = loader_of(Numbers(), 2, start_method=start_method)
+    loader = loader_of(Numbers(), 2, start_method="fork")
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert multiprocessing.active_children() == []
@@ -190,8 +177,7 @@ if __name__ == "__main__":
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("moment", "method", "persistent", "after_s"), [
-    ("starting", "fork", False, 0.0), ("starting", "fork", True, 0.03), ("waiting", "fork", False, 0.3),
-    ("waiting", "fork", True, 0.3), ("body", "fork", False, 0.1), ("body", "fork", True, 0.1),
+    ("starting", "fork", True, 0.03), ("waiting", "fork", False, 0.3), ("body", "fork", True, 0.1),
 ])  # fmt: skip
 def test_ctrl_c_in_a_script_ends_all_with_one_traceback(tmp_path, moment, method, persistent, after_s):
     with script_in_session(tmp_path / "script.py", INTERRUPTED, moment, method, persistent) as child:
@@ -306,30 +292,6 @@ def test_each_worker_has_one_thread():
         assert cv2.getNumThreads() == 4  # here nothing changed
     finally:
         cv2.setNumThreads(-1)
-
-
-LATE = """
-import sys, torch
-import labkit as lk
-
-def threads(batch):
-    assert "cv2" not in sys.modules
-    import cv2
-    return torch.get_num_threads(), cv2.getNumThreads()
-
-if __name__ == "__main__":
-    config = lk.LoaderConfig(batch_size=1, num_workers=1, start_method=sys.argv[1])
-    print(next(iter(lk.make_loader(range(4), config, batch_transform=threads))))
-"""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_opencv_that_is_imported_late_has_one_thread(tmp_path, method):
-    script = tmp_path / "script.py"
-    script.write_text(LATE)
-    told = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.strip() == "(1, 1)"
 
 
 class Remote:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.watching.loaders import look_at
@@ -68,8 +68,7 @@ class TestABatch:
             (torch.randint(256, (8, 3, 32, 32)) / 255, 1), (torch.randint(256, (8, 32, 32, 3)) / 255 * 4.4 - 2.1, 1),
             (torch.randint(2, (1, 64, 64)).float(), 1), (torch.randint(256, (4, 32, 32, 1)).float(), 1),
             (torch.rand(8, 1, 32, 32), 0),  # depths
-            (torch.randint(256, (8, 4, 32, 32)).float(), 0), (torch.randint(256, (8, 3, 1024)).float(), 0),
-            (torch.randint(256, (8, 3, 32, 32)), 0), (torch.randint(256, (8, 3, 32, 32)).double(), 0),
+            (torch.randint(256, (8, 4, 32, 32)).float(), 0), (torch.randint(256, (8, 3, 32, 32)), 0),
             (torch.randint(256, (8, 3, 4, 4)).float(), 0), (torch.zeros(0, 3, 32, 32), 0),
             (torch.full((3, 32, 32), torch.nan), 0),
         ],
@@ -80,16 +79,6 @@ class TestABatch:
         assert (facts.n_bytes, facts.n_bytes_as_uint8) == (images.nbytes + 32, images.nbytes + 32 - saved)
         [said] = facts.sentences(is_dear=True, pin_share=0.0, has_workers=False, pins=False)
         assert ("as uint8 it would be" in said) == bool(n_fitting)
-
-    def test_of_photos_says_how_many_bytes_they_would_be(self):
-        photos = TensorDataset(torch.randint(256, (60, 3, 100, 100)) / 255)
-        report = report_of(DataLoader(photos, 32), shares=shares(**DEAR))
-        remedy = "; its images have the values of bytes, and as uint8 it would be 960 kB"
-        assert report.batch_sentences == [
-            f"A batch is 1 tensor, 3.84 MB of float32{remedy}: convert and normalize where the step runs."
-        ]
-        cheap = replace(report, shares=shares(**CHEAP)).batch_sentences
-        assert cheap == [f"A batch is 1 tensor, 3.84 MB of float32{remedy}."]
 
     def test_has_gaps_where_elements_do_not_lie_side_by_side(self):
         tensor = torch.zeros(4, 3, 8, 8)

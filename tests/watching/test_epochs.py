@@ -6,8 +6,6 @@ import json
 import pickle
 import statistics
 import struct
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -131,7 +129,7 @@ class TestEachEpoch:
         assert found["step_p95_ms"] == pytest.approx(1000, rel=1e-4)
         assert "Checkpoints took 14 s" in " ".join(watched.report().details)
 
-    @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, True), (2, False)])
+    @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, True)])
     def test_alone_is_the_whole_report_and_others_are_of_their_own_workers(self, num_workers, persistent):
         loader = DataLoader(
             TensorDataset(torch.zeros(80, 4)), 2, num_workers=num_workers, persistent_workers=persistent
@@ -172,19 +170,6 @@ class TestEachEpoch:
                 train(itertools.islice(loader, 20))
                 assert len(watched.epochs) == n_ended
         assert [each["n_batches"] for each in watched.epochs] == [20, 20]
-
-    def test_needs_no_library_of_a_report(self):
-        program = (
-            "import sys, labkit as lk, torch\n"
-            "from torch.utils.data import DataLoader\n"
-            "before = set(sys.modules)\n"
-            "with lk.watch() as watched:\n"
-            "    list(DataLoader(torch.zeros(8, 4)))\n"
-            "    assert len(watched.epochs) == 1\n"
-            "    print({'pandas', 'matplotlib', 'scipy', 'rich'} & set(sys.modules))\n"
-        )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
-        assert done.stdout == "set()\n"
 
 
 class TestReadiness:
@@ -241,7 +226,6 @@ class TestWorkers:
         ("data", "said"),
         [
             (Shards(1), "Workers 1 and 2 of 3 made no batch: num_workers=1 does the same, or give the data set more"),
-            (Shards(2), "Worker 2 of 3 made no batch: num_workers=2 does the same, or give the data set more shards"),
             (Shards(3), ""),
             (TensorDataset(torch.zeros(4, 4)), "Worker 2 of 3 made no batch: num_workers=2 does the same, as an epoch"),
         ],

@@ -1,6 +1,5 @@
 """An error in a loader or a step under `lk.diagnose` and `lk.tune`: it comes through as it is, and nothing stays."""
 
-import itertools
 import multiprocessing
 import subprocess
 import sys
@@ -11,15 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import labkit as lk
-from labkit.errors import VariantError
 
 
 def diagnose(data, step):
     return lk.diagnose(DataLoader(data, 2, num_workers=1), step, batches=3, rounds=1)
-
-
-def tune(data, step):
-    return lk.tune(data, step, config=lk.LoaderConfig(2, 1, oversubscribe=True), num_workers=[0, 2], budget_s=0.3)
 
 
 class Broken(ArithmeticError):
@@ -56,20 +50,6 @@ def test_an_error_keeps_its_type_and_text_and_leaves_nothing_behind(tmp_path, wh
     (tmp_path / where).unlink()
     found = diagnose(Samples(check), lambda batch: check("step"))
     assert found.frame["images_per_s"].gt(0).all()
-
-
-@pytest.mark.exhaustive
-def test_an_error_while_tune_compares_loaders_names_the_loader():
-    steps = itertools.count(1)
-
-    def step(batch):
-        if next(steps) == 24:
-            raise Broken("the step is broken")
-
-    with pytest.raises(VariantError, match=r"variant '.*' raised Broken: the step is broken") as caught:
-        tune(Samples(lambda place: None), step)
-    assert type(caught.value.__cause__) is Broken
-    assert not multiprocessing.active_children()
 
 
 WARNING = """

@@ -97,11 +97,9 @@ SHELL = ["bash", "-c", '"$@"; exit $?', "bash"]  # which lies between srun and t
 @pytest.mark.parametrize(
     ("before", "of_rank"),
     [
-        pytest.param([], slurm_task, marks=pytest.mark.exhaustive, id="srun"),
         pytest.param(SHELL, slurm_task, id="srun, a shell between"),
         pytest.param(SHELL, lines_in_a_step, marks=pytest.mark.exhaustive, id="own lines in a step"),
         pytest.param(SHELL, mpi_process, marks=pytest.mark.exhaustive, id="mpirun, a shell between"),
-        pytest.param([], own_lines, marks=pytest.mark.exhaustive, id="own lines"),
     ],
 )
 def test_ranks_report_once_and_no_file_is_overwritten(tmp_path, environment, before, of_rank):

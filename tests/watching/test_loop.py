@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 import labkit as lk
-from labkit.errors import NothingSeen
 from labkit.watching.loop import LoopWatch
 from tests.watching.trained import optimizer
 
@@ -263,24 +262,6 @@ def test_watch_reports_on_a_loop_over_a_generator():
     assert report.n_batches >= 20
     [note] = [note for note in report.notes if "is not known to labkit" in note]
     assert f"{os.path.basename(__file__)}:{line_with('a generator')} is not known" in note
-
-
-def test_nothing_is_told_of_a_loop_where_nothing_is_sampled():
-    model, _ = optimizer()
-    with lk.watch(lines=False) as watched:
-        for batch in slow_batches(30):
-            own_step(model, batch)
-    with pytest.raises(NothingSeen, match=r"the loop at .* told by samples, which are switched off"):
-        watched.report()
-
-
-def test_two_observations_see_the_loop_alike():
-    model, _ = optimizer()
-    with lk.watch() as outer, lk.watch() as inner:
-        for batch in slow_batches(30):
-            own_step(model, batch)
-        waits = [1 - watched.report().shares["compute"] for watched in (outer, inner)]
-    assert min(waits) > 0.2
 
 
 def slow_batches(n_batches):

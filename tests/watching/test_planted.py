@@ -4,7 +4,6 @@ What is planted takes many times the 5 ms between two samples of the stack, so t
 """
 
 import json
-import os
 from textwrap import indent
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 FOLDER, WORKERS = sys.argv[1], int(sys.argv[2])
-KNOWN = {"making": 0.0, "step": 0.0, "ready": {}, "asked": []}
+KNOWN = {"making": 0.0, "step": 0.0}
 PHOTO = Image.effect_noise((2400, 2000), 60).convert("RGB")
 
 def repeats(call, seconds=0.048):
@@ -59,11 +58,8 @@ def save():
         json.dump(KNOWN, file)
 
 class Data(Dataset):
-    def __init__(self):
-        self.paths = @paths
-
     def __len__(self):
-        return len(self.paths)
+        return 60
 
     def __getitem__(self, index):
         with timed("making"):
@@ -76,7 +72,6 @@ def collate(samples):
     with timed("making"):
         batch = torch.stack(samples)
 @collate
-    KNOWN["ready"][str(int(batch[0, 0]))] = time.perf_counter()
     with timed("making"):
         save()
     return batch
@@ -84,17 +79,14 @@ def collate(samples):
 model = torch.nn.Linear(4, 1)
 steps = torch.optim.SGD(model.parameters(), 1e-9)
 if __name__ == "__main__":
-    began_s = time.perf_counter()
     batches = iter(DataLoader(Data(), 2, num_workers=WORKERS, collate_fn=collate))
     for _ in range(len(Data()) // 2):
-        KNOWN["asked"].append(time.perf_counter())
         batch = next(batches)
         with timed("step"):
             model(batch).mean().backward()
             steps.step()
             time.sleep(0.012)
 @step
-    KNOWN["all_s"] = time.perf_counter() - began_s
     save()
     next(batches, None)
 '''
@@ -138,24 +130,15 @@ COPIES = repeats(ARRAY.copy)
                  "image=np.asarray(PHOTO)", "albumentations.Lambda(image=Mark({name!r}), p=1)"),
     "collating": Plant("for _ in range(2 * LOOPS): 3 * 3", LOOPS),
     "stepping": Plant("for _ in range(LOOPS): 3 * 3", LOOPS),
-    "slow files": Plant("Image.open(PATHS[index]).resize((64, 64), 1)", """
-os.makedirs(os.path.join(FOLDER, "photos"), exist_ok=True)
-PATHS = [os.path.join(FOLDER, "photos", f"{number}.jpg") for number in range(80)]
-for number, path in enumerate(PATHS):
-    large = number in (17, 51)
-    (PHOTO if large else PHOTO.resize((80, 60))).save(path, quality=95, progressive=large)
-""", timed="'slow' if index in (17, 51) else 'other'"),
-    "slow batches": Plant("time.sleep(0.3 if index % 30 == 20 else 0.003)"),
 }  # fmt: skip
 LIBRARIES = "import albumentations\nfrom torchvision import transforms\nfrom torchvision.transforms import v2\n"
 
 
-def script_of(getitem=(), collate=(), step=(), paths="range(60)"):
+def script_of(getitem=(), collate=(), step=()):
     """The template with plants in its places; their lines end with their names."""
-    found = TEMPLATE.replace("@paths", paths)
     names = (*getitem, *collate, *step)
     setup = "\n".join(PLANTS[name].setup for name in names)
-    found = found.replace("@setup", (LIBRARIES if "V1" in names else "") + setup)
+    found = TEMPLATE.replace("@setup", (LIBRARIES if "V1" in names else "") + setup)
     for place, of_place in (("@getitem", getitem), ("@collate", collate), ("@step", step)):
         blocks = [
             f"with timed({PLANTS[name].timed or repr(name)}):\n    {PLANTS[name].code}  # {name}" for name in of_place
@@ -181,7 +164,6 @@ class TestWhatIsPlanted:
         ("places", "num_workers"),
         [
             ({"getitem": ("a Python loop", "PIL convert", "sleep")}, 0),
-            ({"getitem": ("a Python loop", "PIL convert", "sleep")}, 2),
             ({"getitem": ("JSON", "a NumPy copy", "a C call with Python's lock")}, 2),
             ({"getitem": ("V1", "V2", "A")}, 2),
             ({"collate": ("collating",), "step": ("stepping",)}, 2),
@@ -199,27 +181,6 @@ class TestWhatIsPlanted:
             assert {row["path"] for row in rows} == {str(tmp_path / "train.py")}, name
             assert true > PLANTS[name].margin, name
             assert abs(sum(row["share"] for row in rows) - true) <= PLANTS[name].margin, name
-
-    def test_as_files_is_told_with_their_share(self, tmp_path):
-        report, notes = watched(tmp_path, script_of(("slow files",), paths="PATHS"), 2)
-        assert {os.path.basename(row["sample"]) for row in report["samples"][:2]} == {"17.jpg", "51.jpg"}
-        assert {row["format"] for row in report["samples"][:2]} == {"progressive JPEG"}
-        true = sum(note.get("slow", 0.0) for note in notes) / sum(note["making"] for note in notes)
-        assert abs(sum(row["share"] for row in report["samples"][:2]) - true) <= 0.05
-        assert all(f"photos/{number}.jpg" in report["slow"] for number in (17, 51))
-
-    def test_as_the_head_of_the_line_is_told_with_its_share(self, tmp_path):
-        report, notes = watched(tmp_path, script_of(("slow batches",), paths="range(100)"), 2)
-        ready = [
-            when for _, when in sorted((int(index), when) for note in notes for index, when in note["ready"].items())
-        ]
-        [times] = [note for note in notes if note["asked"]]
-        waits = [(asked, ready[n], min(ready[n + 1 :])) for n, asked in enumerate(times["asked"][:-1])]
-        true = sum(max(0.0, made - max(asked, later)) for asked, made, later in waits) / times["all_s"]
-        [why] = [said for said in report["recommendations"] if "in_order=False" in said]
-        told = float(why.partition("(")[2].partition("%")[0]) / 100
-        assert true > 0.1
-        assert abs(told - true) <= 0.05
 
 
 UNKNOWN = """

@@ -1,12 +1,9 @@
 """What a training has of its machine: what files of the kernel say of it, and what a report says where it is scarce."""
 
-import json
 import os
 import resource
 import socket
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +18,7 @@ from labkit.watching.loaders import Batch, Epoch, LoaderTraits, SeenLoader, name
 from labkit.watching.record import Record
 from labkit.watching.resources import Resources, ResourceWatch, data_places, place_of
 from labkit.watching.worker import BatchTiming
-from tests.watching.trained import ENVIRONMENT, watched_while
+from tests.watching.trained import watched_while
 
 V1_STAT = "nr_periods 230\nnr_throttled 46\nthrottled_time 5750000000\nnr_bursts 0\nburst_time 0\n"
 V2_STAT = (
@@ -98,7 +95,7 @@ class TestTheKernel:
         broken = "\n27\n27 1 254:0 /\n27 1 254:0 / /data\n27 1 254:0 / /data rw - \n27 1 254:0 / /d\\999 rw - ext4 a\n"
         assert mount_of("/data/1.jpg", broken + table) == Mount("fuse.s3fs", "/data")
 
-    @pytest.mark.parametrize("text", ["", "x", "0 x", "-", "\ufffd\n1 2 3\n", ") ", "0 1:2 1 3 4 5 6 7 8 {inode}", "²"])
+    @pytest.mark.parametrize("text", ["", "0 x", "\ufffd\n1 2 3\n", "0 1:2 1 3 4 5 6 7 8 {inode}", "²"])
     def test_tells_nothing_of_what_the_kernel_says_otherwise(self, monkeypatch, tmp_path, text):
         with socket.socket() as opened:
             inode = os.fstat(opened.fileno()).st_ino
@@ -229,11 +226,6 @@ class TestTheReport:
             "other programs 4% of the cores."
         )
 
-    def test_leaves_out_what_is_not_known(self):
-        assert Resources(usable_cores=2).sentences(SHARES, 0.0) == [
-            "The machine: usable cores 2; other programs 0% of the cores."
-        ]
-
     @pytest.mark.parametrize(
         ("scarce", "others_share", "words"),
         [
@@ -242,24 +234,13 @@ class TestTheReport:
             ({"files_open": 980}, 0, "980 of 1024 files were open: raise the limit (ulimit -n)"),
             ({"pressure": {"memory": 0.12}}, 0, "tasks waited for it 12% of the time"),
             ({"step_queued": 0.2, "worker_threads": {}}, 0, "(4 workers and 4 threads of torch share 4 usable cores)."),
-            (
-                {"step_queued": 0.2, "worker_threads": {}, "num_workers": 1, "torch_threads": 1},
-                0,
-                "waits for a core 20% .* : 1 worker and 1 thread of torch share 4 usable cores.",
-            ),
             ({"step_queued": 0.2, "num_workers": 1}, 0.1, "waits for a core 20% .* torch.set_num_threads(3)."),
             ({"step_queued": 0.2, "num_workers": 1}, 0.3, "end the other programs, which used 30% of the cores."),
-            (
-                {"step_queued": 0.2, "num_workers": 0, "torch_threads": 1},
-                0.1,
-                "a core 20% .* : 0 workers and 1 thread of torch",
-            ),
             ({"step_queued": 0.2, "n_throttled": 240, "num_workers": 1}, 0, "stopped the training in 40%"),
             ({"making_queued": 0.2, "worker_threads": {}}, 0, "and the making of batches 20%: use fewer workers"),
             ({"torch_threads": 32}, 0, "32 threads in the training on 4 usable cores: torch.set_num_threads(4)"),
             ({}, 0.3, "Other programs used 30% of the cores"),
             ({"file_system": "nfs4"}, 0, "on nfs4 at /data, and 20% of the time goes into waiting for storage"),
-            ({"file_system": "fuse.s3fs"}, 0, "on fuse.s3fs at /data"),
         ],
     )
     def test_says_what_is_scarce_and_what_to_do(self, scarce, others_share, words):
@@ -271,21 +252,6 @@ class TestTheReport:
         assert crowded.startswith("The step waits for a core 20%")
         assert (
             told == "4 workers with 4 threads of cv2 each share 4 usable cores: cv2.setNumThreads(0) in worker_init_fn."
-        )
-
-    def test_divides_the_cores_among_the_processes_of_the_training(self):
-        shared = replace(WELL, n_sharing=2, num_workers=1, worker_threads={"torch": 2})
-        facts, *told = replace(shared, step_queued=0.2, usable_cores=8).sentences(SHARES, 0.0)
-        assert facts.startswith("The machine: usable cores 8 for 2 processes; ")
-        assert [said.partition(": ")[2] for said in told] == [
-            "use fewer threads in the training, torch.set_num_threads(3)."
-        ]
-        _, waits, workers, threads = replace(shared, step_queued=0.2, usable_cores=3).sentences(SHARES, 0.0)
-        assert waits.endswith("(1 worker and 4 threads of torch in each of 2 processes share 3 usable cores).")
-        assert workers.startswith("1 worker in each of 2 processes with 2 threads of torch each share 3 usable cores: ")
-        assert threads == (
-            "torch computes with 4 threads in each of 2 processes on 3 usable cores: torch.set_num_threads(1), or "
-            "OMP_NUM_THREADS=1."
         )
 
     @pytest.mark.parametrize(
@@ -330,39 +296,9 @@ def more_threads(worker):
     torch.set_num_threads(3)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_tell_their_threads(method):
+def test_workers_tell_their_threads():
     data = TensorDataset(torch.zeros(40, 4))
-    options = {"num_workers": 2, "multiprocessing_context": method}
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
     assert watched_while(DataLoader(data, 2, **options)).report().resources.worker_threads["torch"] == 1
     found = watched_while(DataLoader(data, 2, **options, worker_init_fn=more_threads)).report().resources
     assert (found.worker_threads["torch"], found.num_workers) == (3, 2)
-
-
-SCRIPT = """
-import os
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(165)]
-model = torch.nn.Linear(4, 1)
-steps = torch.optim.SGD(model.parameters(), 0.1)
-for (batch,) in DataLoader(TensorDataset(torch.zeros(200, 4)), 2):
-    model(batch).mean().backward()
-    steps.step()
-for each in kept:
-    os.close(each)
-"""
-
-
-def test_the_machine_is_in_every_report(tmp_path):
-    files(tmp_path, {"train.py": SCRIPT})
-    words = [sys.executable, "-m", "labkit", "watch", "--verbose", "--json", "w.json", "--html", "w.html", "train.py"]
-    command = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    found = json.loads((tmp_path / "w.json").read_text())["resources"]
-    assert set(found) == set(asdict(Resources()))
-    assert (found["files_limit"], found["shm_bytes"]) == (200, linux.shared_memory()[1])
-    assert 150 < found["files_open"] <= 200
-    for said in (done.stderr, (tmp_path / "w.html").read_text()):
-        assert f"The machine: usable cores {found['usable_cores']}; " in said
-        assert f"{found['files_open']} of 200 files were open: raise the limit (ulimit -n)" in said

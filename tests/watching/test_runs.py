@@ -76,9 +76,9 @@ class TestRuns:
     def test_that_are_twins_are_told_apart_in_one_of_a_hundred_at_most(self, compared):
         told = [
             compared(report(10.0, seed=2 * number, noise=0.1), report(10.0, seed=2 * number + 1, noise=0.1))
-            for number in range(200)
+            for number in range(100)
         ]
-        assert sum(not line.endswith("inconclusive") for lines in told for line in lines) <= 2 * 3
+        assert sum(not line.endswith("inconclusive") for lines in told for line in lines) <= 3
 
     def test_that_differ_by_less_than_the_margin_are_inconclusive(self, compared):
         assert all(
@@ -196,19 +196,17 @@ class TestABudget:
         assert (done.stdout, done.returncode) == ("child 0\n", OVER_BUDGET)
 
     @pytest.mark.exhaustive
-    @pytest.mark.parametrize(("waits_s", "steps_s", "status"), [(0.0, 0.05, 0), (0.002, 0.0, OVER_BUDGET)])
-    def test_fails_the_workflow_of_the_page_and_leaves_its_file(self, tmp_path, waits_s, steps_s, status):
+    def test_fails_the_workflow_of_the_page_and_leaves_its_file(self, tmp_path):
         workflow = yaml.safe_load(blocks(TEXTS["reference"], "yaml")[0].text)
         _, step, keep = workflow["jobs"]["waiting"]["steps"]
-        training = TRAINING.replace("sleep(0.002)", f"sleep({waits_s})")
-        (tmp_path / "train.py").write_text(training.replace("steps.step()", f"steps.step(); time.sleep({steps_s})"))
+        (tmp_path / "train.py").write_text(TRAINING)
         folders = [os.path.dirname(sys.executable), os.environ["PATH"]]
         environment = {**ENVIRONMENT, "PATH": os.pathsep.join(folders)}
         shell = ["bash", "-e", "-c", step["run"]]  # as Actions runs it
         done = subprocess.run(
             shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False
         )
-        assert done.returncode == status, done.stderr
+        assert done.returncode == OVER_BUDGET, done.stderr
         assert keep["if"] == "always()"
         assert "blocks_s" in json.loads((tmp_path / keep["with"]["path"]).read_text())
 

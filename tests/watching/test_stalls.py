@@ -5,8 +5,6 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice, pairwise
-from statistics import fmean
 
 import cv2
 import numpy as np
@@ -19,12 +17,12 @@ import labkit as lk
 from labkit.errors import CannotDiagnose
 from labkit.measure import usage
 from labkit.watching import diagnose as loop
-from labkit.watching.loaders import Control, torch_loader
+from labkit.watching.loaders import torch_loader
 from labkit.watching.replay import Steps
 from labkit.watching.report import SHARES
 from labkit.watching.worker import making
 from tests.stalling import KNOWN, Host, RealClock, Stalls, stopped_time
-from tests.watching.trained import optimizer, train, watched_while
+from tests.watching.trained import optimizer, train
 
 
 @pytest.fixture
@@ -45,32 +43,6 @@ def test_known_stalls_are_found(name, clock):
 N_STEPS = 30  # of a training in real time
 
 
-class Stopwatch:
-    """Around a step: the seconds of the training's steps, and of the waits between them.
-
-    A busy machine holds up a training beyond its known stalls, so that a batch that was ready is not there at once.
-    """
-
-    def __init__(self, step):
-        self._step, self._spans = step, []
-
-    def __call__(self, batch):
-        began_s = time.perf_counter()
-        self._step(batch)
-        self._spans.append((began_s, time.perf_counter()))
-
-    def compute(self):
-        """The share of steps, without the first ones, in which workers start: of those that `diagnose` replays in the
-        end, if they take less, since workers are not in their way.
-        """
-        pairs = list(pairwise(self._spans[3:N_STEPS]))
-        step_s, replayed_s = (
-            fmean(end_s - began_s for began_s, end_s in spans)
-            for spans in (self._spans[4:N_STEPS], self._spans[-N_STEPS + 4 :])
-        )
-        return min(step_s, replayed_s) / (step_s + fmean(after[0] - before[1] for before, after in pairs))
-
-
 class Ended(Exception):
     pass
 
@@ -81,29 +53,25 @@ def end():
 
 @pytest.mark.exhaustive
 @pytest.mark.alone
-@pytest.mark.parametrize("how", ["observed", "diagnosed"])
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_stalls_are_seen_in_real_time(name, how, monkeypatch):
+@pytest.mark.parametrize("name", ["fetch and prepare", "prepare, in workers", "fetch and hand-over"])
+def test_known_stalls_are_seen_in_real_time(name, monkeypatch):
+    """A busy machine holds up a training beyond its known stalls: a stopwatch around each step says by how much."""
     monkeypatch.setattr("labkit.util.ranks.usable_cores", lambda: 2)
-    (stalls, rung), clock = KNOWN[name], RealClock()
+    (stalls, rung), clock, (_, steps), spans = KNOWN[name], RealClock(), optimizer(), []
     loader, step = stalls.loader_and_step(clock)
-    stopwatch = Stopwatch(step)
-    if how == "diagnosed":
-        found = lk.diagnose(loader, stopwatch, batches=N_STEPS // 3, rounds=3)
-    else:
-        _, steps = optimizer()
-        with lk.watch() as watched, suppress(Ended):
-            watched.record.control = Steps(watched.record, N_STEPS, end, Control())
-            for batch in loader:
-                steps.step()
-                stopwatch(batch)
-        found = watched.report()
-    compute, means = stopwatch.compute(), clock.means()
+    with lk.watch() as watched, suppress(Ended):
+        watched.record.control = Steps(watched.record, N_STEPS, end)
+        for batch in loader:
+            steps.step()
+            began_s = time.perf_counter()
+            step(batch)
+            spans.append((began_s, time.perf_counter()))
+    found, means, settled = watched.report(), clock.means(), spans[3:]  # in the first steps, workers start
+    step_s = sum(ended_s - began_s for began_s, ended_s in settled[1:])
+    compute = step_s / (settled[-1][1] - settled[0][1])
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares["compute"] == pytest.approx(compute, abs=0.05)
-    assert found.is_bound == (how == "observed")
-    if not found.is_bound:
-        assert 1 / found.ceiling == pytest.approx(compute, abs=0.05)
+    assert found.is_bound
     truth = replace(stalls, **means).shares()
     naps = {"fetch": stalls.fetch, "hand-over": stalls.hand_over}  # that end late, since there is no core
     late = sum(truth[cause] * (1 - nap_s / means[cause.replace("-", "_")]) for cause, nap_s in naps.items() if nap_s)
@@ -137,8 +105,7 @@ def test_the_frame_has_the_loop_and_the_step_alone_round_by_round(clock):
     assert found.costs.together == pytest.approx(0.12, rel=1e-3)
     assert found.ceiling == pytest.approx(4, rel=1e-3)
     assert not found.is_bound
-    assert [said for said in found.details if said.startswith("Without waiting, it would be 4.00x [")]
-    assert "optimizer" not in " ".join(found.details)
+    assert "optimizer" not in repr(found)
 
 
 class Prepared(Dataset):
@@ -183,7 +150,7 @@ class Wrapped:
         yield from self._made_of
 
 
-@pytest.mark.parametrize("length", [24, 30, 36, 72])
+@pytest.mark.parametrize("length", [24, 72])
 def test_an_epoch_that_ends_with_the_observation_waits_for_no_storage(clock, monkeypatch, length):
     """What is computed is compared with the time that the loader alone takes, which needs some batches."""
     monkeypatch.setattr(loop, "tree_cpu_s", lambda: clock.cpu_s)
@@ -200,15 +167,6 @@ def test_an_epoch_that_ends_with_the_observation_waits_for_no_storage(clock, mon
     found = lk.diagnose(Loader(), lambda batch: clock.spend("step", 0.1))
     assert found.shares["fetch"] == pytest.approx(0, abs=1e-3)
     assert found.shares["prepare"] == pytest.approx(1 / 3, rel=1e-2)
-
-
-def test_an_epoch_that_has_just_begun_says_nothing_yet():
-    """Its first batch waits for the start of workers and files, and is the start of an epoch alone."""
-    loader = DataLoader(TensorDataset(torch.zeros(12, 4)), 1)
-    with lk.watch() as watched:
-        train(loader)
-        train(islice(loader, 2))
-        assert watched.report().n_batches == watched_while(loader).report().n_batches
 
 
 def test_a_diagnosis_within_a_watched_program_leaves_its_watch_as_it_was():
@@ -370,17 +328,6 @@ class TestWorkers:
         found = lk.diagnose(Wrapper(inner, torch.Tensor.float), nap, batches=3, rounds=1)
         assert sum(found.shares.values()) == pytest.approx(1)
         assert found.frame["num_workers"].eq(2).all()
-
-    @pytest.mark.exhaustive
-    @pytest.mark.alone
-    def test_that_start_in_each_epoch_are_seen_to(self):
-        options = {"num_workers": 1, "worker_init_fn": lambda worker: time.sleep(0.2)}
-        step = lambda batch: time.sleep(0.05)  # noqa: E731
-        found = lk.diagnose(loader_of(**options), step, batches=4, rounds=2)
-        assert found.recommendation.rung == "start"
-        assert "persistent_workers=True" in found.recommendation.action
-        kept = lk.diagnose(loader_of(**options, persistent_workers=True), step, batches=4, rounds=2)
-        assert kept.shares["start"] < found.shares["start"] / 2
 
 
 @pytest.mark.alone

@@ -3,7 +3,6 @@
 import base64
 import inspect
 import json
-import math
 import os
 import re
 import threading
@@ -25,7 +24,7 @@ from labkit.watching.device import DeviceTimes
 from labkit.watching.loaders import LoaderTraits
 from labkit.watching.ranks import combine, combine_ranks
 from labkit.watching.report import SHARES
-from labkit.watching.script import Terminal, shown_command
+from labkit.watching.script import shown_command
 from tests.watching.trained import optimizer, train, watched_while
 
 
@@ -83,8 +82,7 @@ class Numbers(IterableDataset):
 
 
 class TestLoaders:
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize("stateful", [False, True])
+    @pytest.mark.parametrize(("stateful", "num_workers"), [(False, 0), (False, 1), (True, 1)])
     def test_are_watched_by_methods_of_torch_that_are_restored(self, num_workers, stateful):
         kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader if stateful else DataLoader
         before, parameters = methods(), signatures()
@@ -103,9 +101,10 @@ class TestLoaders:
         assert row["getitem_ms"] >= 0
         assert set(found.spans["lane"]) == ({"host", "worker 0"} if num_workers else {"host"})
 
-    @pytest.mark.parametrize("num_workers", [0, 1])
-    @pytest.mark.parametrize("kind", [DataLoader, OwnIterator, Endless])
-    @pytest.mark.parametrize("made", ["before", "within"])
+    @pytest.mark.parametrize(("kind", "made", "num_workers"), [
+        (DataLoader, "before", 1), (OwnIterator, "before", 1), (OwnIterator, "within", 1), (Endless, "within", 0),
+        (Endless, "within", 1),
+    ])  # fmt: skip
     def test_that_start_their_workers_in_their_own_way_are_seen(self, kind, num_workers, made):
         def make():
             data, is_kept = TensorDataset(torch.zeros(40, 4)), num_workers > 0
@@ -158,7 +157,7 @@ class TestLoaders:
         report = watched.report()
         assert report.loaders[["role", "n_batches"]].values.tolist() == [["training", 60], ["other", 60]]
         assert [epoch["n_batches"] for epoch in watched.epochs] == [20] * 3
-        assert "These figures are of" not in " ".join(report.details)
+        assert "These figures are of" not in " ".join(report.notes)
         del loader
 
     def test_of_a_training_that_are_left_out_are_told_in_words_json_and_html(self, tmp_path):
@@ -167,14 +166,9 @@ class TestLoaders:
                 train(numbers(n_samples, batch_size=2))
         report = watched.report()
         said = "These figures are of 30 of 60 batches of the training: those of DataLoader 1, one of 3 loaders"
-        assert said in " ".join(report.details)
+        assert said in " ".join(report.notes)
         assert said in " ".join(json.loads(report.save_json(tmp_path / "report.json").read_text())["notes"])
-        assert said in report.save_html(tmp_path / "report.html").read_text()
-
-    def test_of_one_step_leave_nothing_out(self):
-        with lk.watch() as watched:
-            train(a + b for a, b in zip(numbers(20, batch_size=2), numbers(30, batch_size=2), strict=False))
-        assert "These figures are of" not in " ".join(watched.report().details)
+        assert said in " ".join(report.save_html(tmp_path / "report.html").read_text().split())
 
     @pytest.mark.parametrize("is_late", [False, True])
     def test_without_an_optimizer_of_torch_are_told_from_a_validation(self, is_late):
@@ -196,7 +190,7 @@ class TestLoaders:
             train(numbers(20, batch_size=2))
             list(numbers(40, batch_size=2))
         said = "DataLoader 1 gave 20 batches, and the loader of these figures 10, but neither backward() nor an opt"
-        assert said in " ".join(watched.report().details)
+        assert said in " ".join(watched.report().notes)
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_that_were_begun_before_are_seen_and_told(self, num_workers):
@@ -208,8 +202,8 @@ class TestLoaders:
         [row] = report.loaders.itertuples()
         assert (row.num_workers, row.n_batches, row.role) == (num_workers, 19, "training")
         assert watched.epochs[-1]["n_batches"] == 19
-        assert "DataLoader 0 was begun before it was observed" in " ".join(report.details)
-        assert ("how its workers make batches is not known" in " ".join(report.details)) == bool(num_workers)
+        assert "DataLoader 0 was begun before it was observed" in " ".join(report.notes)
+        assert ("how its workers make batches is not known" in " ".join(report.notes)) == bool(num_workers)
 
     @pytest.mark.alone
     def test_of_one_step_are_told_from_a_validation(self):
@@ -253,67 +247,21 @@ class TestTheReport:
         with pytest.raises(ZeroDivisionError), lk.watch() as watched:  # noqa: PT012 - what is raised in between
             train(numbers(20))
             1 / 0  # noqa: B018
-        [_, few] = watched.report().sentences
-        assert few.startswith(
-            "Only 6 batches were seen without the first ones of each epoch: too few for a ceiling or advice."
-        )
+        assert repr(watched.report()).startswith("labkit watch: 6 steps")
 
-    @pytest.mark.parametrize(
-        ("interval", "is_bound", "words"),
-        [
-            ((1.5, 2.5), True, "at least 1.50x as fast (as it was seen, 2.00x [1.50, 2.50])"),
-            ((0.5, 9.0), True, "at least 1.00x as fast (as it was seen, 2.00x [0.50, 9.00])"),
-            ((math.nan, math.nan), True, "at least 2.00x as fast"),
-            ((1.5, 2.5), False, "2.00x [1.50, 2.50] as fast"),
-            ((math.nan, math.nan), False, "2.00x as fast"),
-        ],
-    )
-    def test_says_at_least_with_the_lower_end_of_the_interval(self, report, interval, is_bound, words):
-        assert report.is_bound  # nothing was replayed
-        assert report.sentences[1].startswith("Without waiting, it would be at least ")
-        low, high = interval
-        unknown = {"cpu_share": None, "gpu_utilization": None}
-        found = replace(report, ceiling=2.0, ceiling_low=low, ceiling_high=high, is_bound=is_bound, **unknown)
-        assert found.sentences[1] == f"Without waiting, it would be {words}."
-        assert words.partition("x")[0] in "".join(drawing(found._repr_html_()).itertext())
+    def test_draws_where_the_time_of_a_batch_goes(self, report):
+        drawn = "".join(drawing(report._repr_html_()).itertext())
+        large = [name for name, lost_s in report.costs.lost_s.items() if lost_s > 0.1 * report.costs.together]
+        assert [name for name in ("compute", *large) if SHORT_NAMES[name] not in drawn] == []
 
     def test_promises_nothing_where_the_ceiling_may_be_none(self, report):
         promising = replace(report, ceiling=2.0, ceiling_low=1.5, ceiling_high=2.5)
         assert "This alone: up to " in " ".join(repr(promising).split())
         found = replace(report, ceiling=2.0, ceiling_low=0.7, ceiling_high=43.0)
         assert "This alone:" not in repr(found)
-        assert "what it brings, more steps would tell" in " ".join(found.details)
+        assert "what it brings, more steps would tell" in " ".join(map(str, found.recommendations))
         assert not [told for told in map(str, found.recommendations) if "Should bring" in told]
         assert found.to_dict()["recommendation"]["speedup"] == 1.0
-
-    def test_says_what_training_waits_for_the_largest_share_first(self, report):
-        shares = {"compute": 0.3, "fetch": 0.104, "prepare": 0.4, "copy": 0.004, "hand-over": 0.092, "start": 0.1}
-        told = replace(report, shares=shares).sentences[0]
-        assert told.startswith("Training waits for its data 70% of the time: batches to be decoded and augmented")
-        assert re.findall(r"\((\d+)%\)", told) == ["40", "10", "10", "9"]
-        for lost, begin in ((0.05, "Training waits"), (0.03, "Training does not wait")):
-            shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1 - lost, "fetch": lost}
-            assert replace(report, shares=shares).sentences[0].startswith(begin)
-
-    def test_writes_milliseconds_without_exponents_and_unknown_ones_as_dashes(self, report, capfd):
-        loaders = [{**report.tables["loaders"][0], "wait_ms": 1234.5, "storage_ms": 0.1234, "ready": float("nan")}]
-        Terminal().show(replace(report, tables=report.tables | {"loaders": loaders}), is_verbose=True)
-        header, row = capfd.readouterr().err.splitlines()[-2:]
-        told = dict(zip(header.split()[-6:], row.split()[-6:], strict=True))
-        assert (told["wait_ms"], told["storage_ms"], told["ready"]) == ("1,234", "0.123", "-")
-
-    def test_draws_its_costs_and_the_step_alone(self, report):
-        page = replace(report, notes=["Use <2> workers"])._repr_html_()
-        rows, drawn = {}, drawing(page)
-        for bar in drawn.iter("{http://www.w3.org/2000/svg}rect"):
-            if bar.get("fill").startswith("url(") and bar.get("height") != "12":  # those are the legend's
-                rows.setdefault(bar.get("y"), []).append(float(bar.get("width")))
-        own, free = rows.values()
-        costs = [report.costs.step, *report.costs.lost_s.values()]
-        assert own == pytest.approx([sum(own) / sum(costs) * cost for cost in costs], abs=0.05)
-        assert free == own[:1]
-        assert {"training", "without waiting", *SHORT_NAMES.values()} <= set(drawn.itertext())
-        assert "Use &lt;2&gt; workers" in page
 
     def test_can_be_made_of_a_step_that_copies_fill_whole(self):
         with lk.watch() as watched:
@@ -508,21 +456,6 @@ class TestRanks:
         second = replace(alone, affinity=frozenset(other))
         found = combine("process", [("SpawnProcess-1", alone), ("SpawnProcess-2", second)], "{}", "train.py")
         assert found.recommendation.settings["num_workers"] == n_workers
-
-    def test_are_counted_in_whole_numbers(self, report, folders, capfd):
-        assert combine_ranks(replace(report, n_batches=5005), SECOND) is None
-        Terminal().show(combine_ranks(replace(report, n_batches=12345), FIRST), is_verbose=True)
-        assert re.search(r"^ *0 +12345 ", said := capfd.readouterr().err, re.MULTILINE), said
-        assert re.search(r"^ *1 +5005 ", said, re.MULTILINE)
-
-    def test_whose_steps_take_about_as_long_have_no_slowest_step(self, report, folders):
-        assert (
-            combine_ranks(
-                replace(report, pace={**report.pace, "step_p50_ms": 1.04 * report.pace["step_p50_ms"]}), SECOND
-            )
-            is None
-        )
-        assert "slowest step" not in combine_ranks(report, FIRST).notes[-1]
 
     @pytest.mark.parametrize("taken", ["open to others", "a link", "a file"])
     def test_do_not_use_a_folder_that_others_may_write_to(self, report, folders, tmp_path, taken):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,14 +52,6 @@ def descend():
 """
 LOOPS = {
     "an optimizer of its own": """
-for batch, in loader:
-    (batch @ weight).mean().backward()
-    descend()
-""",
-    "an optimizer of its own, and a validation before it": """
-with torch.no_grad():
-    for batch, in DataLoader(TensorDataset(torch.ones(300, 4)), 2):
-        (batch @ weight).mean()
 for batch, in loader:
     (batch @ weight).mean().backward()
     descend()
@@ -120,21 +111,16 @@ def under_both(path, *arguments, **options):
 
 
 class TestBeginning:
-    @pytest.mark.parametrize(
-        ("options", "arguments"),
-        [([], ["a", "--b"]), (["-u", "-W", "error::SyntaxWarning", "-X", "utf8"], ["trains"])],
-        ids=["looks", "trains"],
-    )
-    def test_a_script_sees_the_process_that_it_sees_under_python(self, options, arguments):
+    def test_a_script_sees_the_process_that_it_sees_under_python(self):
         """Its environment, path, signals, streams and threads; and with OMP_NUM_THREADS and MPLBACKEND that it sets."""
-        plain, watched = two_at_once(*((*options, *words, SEEN, *arguments) for words in ((), WATCH)))
+        options = ["-u", "-W", "error::SyntaxWarning", "-X", "utf8"]
+        plain, watched = two_at_once(*((*options, *words, SEEN, "trains") for words in ((), WATCH)))
         assert watched.returncode == plain.returncode == 0, watched.stderr + plain.stderr
         seen, expected = json.loads(watched.stdout), json.loads(plain.stdout)
         assert seen == expected
         assert (SAID in watched.stderr, seen["imported"]) == (True, [])
-        if arguments == ["trains"]:  # the same losses and draws, then, bit for bit
-            assert (seen["training"]["threads"], seen["training"]["backend"]) == (1, "svg")
-            assert len(seen["training"]["losses"]) == 80
+        assert (seen["training"]["threads"], seen["training"]["backend"]) == (1, "svg")
+        assert len(seen["training"]["losses"]) == 80
 
     @pytest.mark.parametrize("kind", ["a folder", "a zip", "a package"])
     def test_a_main_module_sees_what_it_sees_under_python(self, tmp_path, kind):
@@ -145,15 +131,6 @@ class TestBeginning:
         plain, watched = two_at_once(*((*first, *words, "a", "--b") for first in ((), WATCH)), cwd=tmp_path)
         assert watched.returncode == plain.returncode == 0, watched.stderr + plain.stderr
         assert json.loads(watched.stdout) == json.loads(plain.stdout)
-
-    def test_a_folder_or_zip_without_a_main_module_is_told(self, tmp_path):
-        (tmp_path / "empty").mkdir()
-        with zipfile.ZipFile(tmp_path / "empty.zip", "w") as archive:
-            archive.writestr("train.py", "")
-        for name in ("empty", "empty.zip"):
-            done = python(*WATCH, name, cwd=tmp_path)
-            assert (done.returncode, done.stdout) == (2, "")
-            assert f"{name} holds no __main__.py, which python would run" in done.stderr
 
     def test_a_training_and_its_workers_import_none_but_the_scripts_libraries(self, script):
         """What the script's own imports bring along is known from `python`: torch, and what that needs."""
@@ -175,7 +152,7 @@ class TestBeginning:
             if __name__ == "__main__":
                 model = torch.nn.Linear(4, 1)
                 steps = torch.optim.SGD(model.parameters(), 0.1)
-                for how in (None, "fork", "spawn"):
+                for how in (None, "spawn"):
                     options = {"num_workers": 1, "multiprocessing_context": how} if how else {}
                     for found[f"makes batches, {how}"] in DataLoader(Data(), 2, collate_fn=max, **options):
                         model(torch.zeros(4)).backward()
@@ -187,7 +164,7 @@ class TestBeginning:
         own, found = json.loads(plain.stdout), json.loads(watched.stdout)
         more = {place: [each for each in found[place] if each not in own[place]] for place in own}
         assert more == {place: ["labkit"] for place in own}
-        assert len(own) == 5
+        assert len(own) == 4
         assert REPORTED in watched.stderr
 
     def test_a_program_is_found_as_python_finds_it(self, tmp_path, script):
@@ -216,6 +193,9 @@ class TestBeginning:
         [
             (["no.py"], "cannot read no.py"),
             (["-m", "no_module"], "there is no module no_module here"),
+            (["pack.part"], "for a module, write -m before its name"),
+            (["python3", "train.py"], "write the script alone"),
+            (["-m", "importlib"], "name the module in it that trains"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_run_is_said(self, words, said, monkeypatch):
@@ -239,16 +219,8 @@ HANDLERS = {
         before = signal.signal(signal.SIGTERM, save)
     """,
     "that it takes back": "signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, print))",
-    "that it ignores": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     "of none": "",
     "that a number stands for": "print(signal.signal(15, 0))",
-    "that ends it by itself": """
-        def end(number, frame):
-            print("ends", flush=True)
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        signal.signal(signal.SIGTERM, end)
-    """,
 }
 
 # torch's handler of SIGCHLD raises wherever the process is, so also when the report is made.
@@ -313,21 +285,15 @@ log = []
 """
 STREAMS = {
     "a logger for stderr": LOGGER + "sys.stderr = Logger()\natexit.register(lambda: print(log))",
-    "a logger for stdout": LOGGER + "print('before')\nsys.stdout = Logger()",
     "no streams": "sys.stdout = sys.stderr = None",
     "closed streams": "sys.stderr.close()\nsys.stdout.close()",
-    "print is another": "import builtins\nprint('before')\nbuiltins.print = lambda *words: 1 / 0",
-    "warnings are errors": "import warnings\nwarnings.simplefilter('error')",
     "descriptor 2 is a file": "os.dup2(os.open('log', os.O_CREAT | os.O_RDWR), 2)\nsys.stderr.write('script ')",
-    "all files are closed": "os.closerange(3, 4096)",
     "descriptor 2 is free": "os.close(2)\nfile = open('log', 'w')\nfile.write('script ')",
 }
 
 
 class TestStreams:
-    @pytest.mark.parametrize(
-        ("streams", "status"), [*((streams, 3) for streams in STREAMS), ("no streams", 0), ("closed streams", 0)]
-    )
+    @pytest.mark.parametrize(("streams", "status"), [*((streams, 3) for streams in STREAMS), ("closed streams", 0)])
     def test_whatever_becomes_of_them_the_end_is_the_scripts(self, tmp_path, script, streams, status):
         path = script(f"import atexit, os, sys\n{STREAMS[streams]}\n{'sys.exit(3)' if status else ''}\n")
         ends, log = [], tmp_path / "log"
@@ -339,7 +305,7 @@ class TestStreams:
         assert ends[0][0] == status or streams in ("closed streams", "no streams")
         assert done.stderr.count(SAID) == 1, "the report goes to the terminal"
 
-    @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">&- 2>&-", "2>/dev/full", "2>&1 >/dev/full"])
+    @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "2>/dev/full"])
     def test_that_are_closed_from_the_start_stay_so(self, tmp_path, script, closed):
         path = script("""
             import sys
@@ -376,7 +342,7 @@ class TestReports:
                 "import numpy, warnings\nnumpy.seterr(all='raise')\ntorch.set_default_device('meta')\n"
                 "warnings.simplefilter('error')\n"
                 "sys.stderr = type('Logger', (), {'write': lambda *_: 0, 'flush': lambda *_: None})()",
-                "without waiting",
+                "waiting for data",
             ),
         ],
         ids=["fail", "are told whatever a script has set"],
@@ -408,8 +374,10 @@ threading.Thread(target=train, args=(batches,)).start()  # Python waits for it
         assert [(row["num_workers"], row["n_batches"]) for row in rows] == [(0, 30), (0, 12), (2, 12)]
         assert all(row["role"].startswith("training") for row in rows)
 
-    @pytest.mark.parametrize("options", [["--replay"], ["--steps", "12", "--end"]], ids=lambda options: options[0])
-    @pytest.mark.parametrize("loop", [FIRST, *(pytest.param(loop, marks=pytest.mark.exhaustive) for loop in REST)])
+    @pytest.mark.parametrize(("loop", "options"), [
+        (FIRST, ["--replay"]),
+        *(pytest.param(loop, ["--steps", "12", "--end"], marks=pytest.mark.exhaustive) for loop in REST),
+    ])  # fmt: skip
     def test_without_steps_between_batches_still_end_before_they_save(self, script, loop, options):
         path = script(f"{UNSTEPPED}\n{LOOPS[loop]}\nopen('model', 'w').write('new')")
         (model := path.parent / "model").write_text("old")
@@ -495,11 +463,6 @@ class TestTrainings:
         assert done.returncode == 2
         assert "watch: no option --epochs: write those of the script after" in " ".join(done.stderr.split())
 
-    def test_with_an_option_that_is_gone_name_its_successor(self):
-        done = python(*WATCH, "--trace", "trace.json", TRAINS, "trains", 1, env=ENVIRONMENT | {"COLUMNS": "200"})
-        assert done.returncode == 2
-        assert "`labkit watch --trace` is gone: export a trace for Perfetto by torch.profiler" in done.stderr
-
     def test_of_a_module_go_on_after_their_report_and_files(self, tmp_path):
         files = {name: tmp_path / f"found.{name}" for name in ("json", "html")}
         options = [word for name, path in files.items() for word in (f"--{name}", path)]
@@ -507,7 +470,7 @@ class TestTrainings:
         done = python(*WATCH, *options, "--steps", "20", "-m", module, "trains", "0", cwd=REPO)
         assert done.returncode == 0
         assert "1 59 " in done.stdout  # it went on after its report
-        assert "<img" in files["html"].read_text()
+        assert "waiting for data" in files["html"].read_text()
         found = json.loads(files["json"].read_text())
         assert found["command"] == f"-m {module} trains 0"
         assert sum(found["shares"].values()) == pytest.approx(1)

@@ -19,7 +19,6 @@ from labkit.app.cli import main
 from labkit.errors import ArgumentError
 from labkit.watching import linux
 from labkit.watching.diff import compare_runs
-from labkit.watching.loaders import Control
 from labkit.watching.program import OVER_BUDGET
 from labkit.watching.ranks import combine_ranks
 from labkit.watching.replay import Replay
@@ -104,7 +103,7 @@ def replayed(photos):
         raise Ended
 
     with lk.watch() as seen, suppress(Ended):
-        seen.record.control = partial(Replay, seen.record)(10, end, Control())
+        seen.record.control = Replay(seen.record, 10, end)
         train(DataLoader(torch.utils.data.ConcatDataset([photos] * 4), 1))
     return seen.report()
 
