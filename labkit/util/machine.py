@@ -244,8 +244,13 @@ def package_version(name: str) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs one of labkit's extras, in a clone or where a wheel was installed."""
-    return f'python -m pip install -e ".[{extra}]"' if IS_CLONE else f'python -m pip install "{DISTRIBUTION}[{extra}]"'
+    """The command that installs one of labkit's extras, from the clone or where a wheel was installed."""
+    if not IS_CLONE:
+        return f'python -m pip install "{DISTRIBUTION}[{extra}]"'
+    clone = NOTEBOOK_FOLDER.parent
+    with suppress(OSError):  # of a current folder that is gone
+        clone = Path() if Path.cwd() == clone else clone
+    return f'python -m pip install -e "{clone}[{extra}]"'
 
 
 def missing_library(what: str, extra: str, error: ModuleNotFoundError) -> MissingLibraryError:
@@ -258,7 +263,8 @@ def missing_library(what: str, extra: str, error: ModuleNotFoundError) -> Missin
     said = f"{what} needs {error.name}, of the extra {extra!r}: {install_command(extra)}"
     found = re.match(r"(\d+)\.(\d+)", torch_version := package_version("torch") or "")
     if found and (int(found[1]), int(found[2])) < LEAST_TORCH:
-        said += f" (which replaces torch {torch_version} by {'.'.join(map(str, LEAST_TORCH))} or newer)"
+        needed = ".".join(map(str, LEAST_TORCH))
+        said += f" (which replaces torch {torch_version} by {needed} or newer: use a new environment to keep it)"
     return MissingLibraryError(said)
 
 

@@ -112,7 +112,7 @@ def describe_nothing(record: Record) -> str:
     """Why there is nothing to report."""
     if record.loaders:
         n_batches = max(loader.n_batches for loader in record.loaders)
-        said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} steps"
+        said = f"too few batches were seen ({n_batches}): let the training take at least {FEW} after its first ones"
     elif record.loop.n_steps > 1:
         said = (
             f"{record.loop.name} computes gradients, but how long it waits for batches cannot be told: let it get them "

@@ -5,11 +5,14 @@ first.
 """
 
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from labkit.measure.usage import SLOWED
+from labkit.util.machine import LEAST_TORCH
 from labkit.util.ranks import cores_per_rank
 from labkit.watching.lines import MAKING, is_own, short_path
 from labkit.watching.loaders import LoaderTraits
@@ -175,10 +178,19 @@ def advise(
     best = list(found.values()) or [_advise_nothing(costs)]
     if slowest is not None:
         best = [_naming(change, slowest, costs, traits) for change in best]
-    if traits.in_order and found and in_line_s >= MIN_SHARE * costs.together:
+    if traits.in_order and traits.may_reorder and found and in_line_s >= MIN_SHARE * costs.together:
         order = _advise_order(costs, in_line_s, traits.num_workers or 1)
         best += [order] * (order.speedup >= 1 + MIN_SHARE)
-    return sorted(best, key=lambda change: -change.speedup)
+    return [_with_requirement(change) for change in sorted(best, key=lambda change: -change.speedup)]
+
+
+def _with_requirement(change: Recommendation) -> Recommendation:
+    """The change, and what it needs of torch where this torch is older: watching does with less than the loaders."""
+    version = re.findall(r"\d+", getattr(sys.modules.get("torch"), "__version__", ""))[:2]
+    if "lk." not in change.action or not version or tuple(map(int, version)) >= LEAST_TORCH:
+        return change
+    needed = ".".join(map(str, LEAST_TORCH))
+    return replace(change, action=f"{change.action} (what begins with lk. needs torch {needed} or newer)")
 
 
 def advise_on_loop(costs: Costs, name: str) -> Recommendation:
@@ -329,7 +341,8 @@ def _settings(rung: str, traits: LoaderTraits) -> dict[str, Any]:
 
 
 def _advise_workers(costs: Costs, current: int, why: str, cores: int) -> Recommendation:
-    action = f"Use {cores} persistent workers instead of {current}: num_workers={cores}, persistent_workers=True"
+    workers = f"{cores} persistent worker{'s' * (cores != 1)}"
+    action = f"Use {workers} instead of {current}: num_workers={cores}, persistent_workers=True"
     making = costs.making or (costs.fetch + costs.prepare) * max(1, current)
     busy = replace(costs, making=making, step=costs.step + costs.copy + costs.hand_over)
     best, worst = (costs.together / expected_s(cores, busy, cores, at_worst=at_worst) for at_worst in (False, True))

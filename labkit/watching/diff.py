@@ -17,6 +17,7 @@ from labkit.util.arguments import require_report
 from labkit.watching.accounts import LEAST_S
 from labkit.watching.advice import CAUSES, MIN_SHARE, SHORT_NAMES
 from labkit.watching.findings import totals
+from labkit.watching.loaders import FEW
 
 _CONFIDENCE = 0.99
 _HARDWARE = ("cpu", "usable_cores", "memory_gib", "gpu")
@@ -139,6 +140,10 @@ def judge_budget(run: dict[str, Any], budget: Mapping[str, float]) -> list[str]:
         if len(shares) < 2:
             said.append(f"the budget {name}={most:.1%} cannot be judged: too few batches were seen")
             continue
-        if interval_of_means(shares, confidence=_CONFIDENCE)[0] > most:
+        low, high = interval_of_means(shares, confidence=_CONFIDENCE)
+        if low > most:
             said.append(f"over the budget: {name} is {_known(run, name):.1%} of the time, and may be {most:.1%}")
+        elif run["n_batches"] < FEW and high > most:
+            seen = f"{run['n_batches']} steps were counted, and {FEW} are needed"
+            said.append(f"the budget {name}={most:.1%} cannot be judged: {seen}")
     return said

@@ -316,7 +316,7 @@ def _table(record: Record, accounts: Accounts) -> list[dict[str, Any]]:
             "role": "training" if is_main else "training, too" if is_training else "other",
             "num_workers": loader.traits.num_workers, "n_batches": loader.n_batches,
             "wait_ms": 1e3 * _mean(each.received_s - each.asked_s for each in batches),
-            "ready": _mean(each.ready for each in batches if each.ready is not None),
+            "ready": accounts.ready if is_main else _mean(each.ready > 0 for each in batches if each.ready is not None),
             "storage_ms": 1e3 * storage_s if made else math.nan,
             "getitem_ms": 1e3 * max(0.0, wall_s - collate_s - storage_s) if made else math.nan,
             "collate_ms": 1e3 * collate_s,

@@ -41,6 +41,7 @@ class LoaderTraits:
     makes_slow_pairs: Whether it gives others.
     n_batches: Batches of an epoch.
     in_order: Whether its batches come in the order in which they were asked for.
+    may_reorder: Whether it could give them in another order: torch's own can since 2.6.
     batch_size: Samples of a batch; None if unknown, or if a batch sampler decides.
     """
 
@@ -56,6 +57,7 @@ class LoaderTraits:
     makes_slow_pairs: bool = False
     n_batches: int | None = None
     in_order: bool = True
+    may_reorder: bool = True
     batch_size: int | None = None
 
     @classmethod
@@ -73,7 +75,7 @@ class LoaderTraits:
             is_fast=any(_is_labkits(data, "DepthPairs") and data.fast for data in _data_sets(loader)),
             makes_slow_pairs=any(_is_labkits(data, "DepthPairs") and not data.fast for data in _data_sets(loader)),
             n_batches=_epoch_length(loader), batch_size=_batch_size(loader, workers),
-            in_order=bool(getattr(workers, "in_order", True)),
+            in_order=bool(getattr(workers, "in_order", True)), may_reorder=hasattr(workers, "in_order"),
         )  # fmt: skip
 
 

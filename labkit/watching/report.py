@@ -131,7 +131,7 @@ class WatchReport:
     _few = FEW  # batches: with fewer it has no ceiling and no advice
 
     def __post_init__(self) -> None:
-        if self.ceiling_low < 1 < self.ceiling:
+        if self.ceiling_low < 1 < self.ceiling or self.has_few_batches:
             object.__setattr__(self, "recommendations", [_left_open(change) for change in self.recommendations])
 
     @property
@@ -310,7 +310,7 @@ def _left_open(change: Recommendation) -> Recommendation:
     """The change, with what it brings left open."""
     if change.speedup <= 1:
         return change
-    return replace(change, speedup=1.0, why=f"{change.why}; what it brings, more steps would tell")
+    return replace(change, speedup=1.0, why=f"{change.why}; too few steps were seen to say what it brings")
 
 
 _LINES_TOLD = 4  # by a sentence
@@ -355,7 +355,7 @@ def _waiting(report: WatchReport) -> str:
     share = max(0.0, 1 - report.shares["compute"])
     of_run = f"{share:.0%} of the run"
     if report.has_few_batches:
-        return f"{of_run}, so far: advice needs {FEW} steps"
+        return f"{of_run}; advice needs {FEW} steps after the warm-up, so watch more of them"
     if report.is_sampled and not share:
         return f"{of_run}, as far as can be seen: a batch may be made within the step"
     if share < MIN_SHARE:
@@ -368,7 +368,7 @@ def _waiting(report: WatchReport) -> str:
     if report.is_bound:
         times = f"at least {_factor(report.least_ceiling)} times"
         if report.least_ceiling < 1 + MIN_SHARE:
-            return f"{of_run}; what that costs, more steps would tell"
+            return f"{of_run}; too few steps were seen to say what that costs"
     return f"{of_run}; without waiting, {times} as fast"
 
 

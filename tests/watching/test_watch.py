@@ -259,7 +259,7 @@ class TestTheReport:
         assert "This alone: up to " in " ".join(repr(promising).split())
         found = replace(report, ceiling=2.0, ceiling_low=0.7, ceiling_high=43.0)
         assert "This alone:" not in repr(found)
-        assert "what it brings, more steps would tell" in " ".join(map(str, found.recommendations))
+        assert "too few steps were seen to say what it brings" in " ".join(map(str, found.recommendations))
         assert not [told for told in map(str, found.recommendations) if "Should bring" in told]
         assert found.to_dict()["recommendation"]["speedup"] == 1.0
 
