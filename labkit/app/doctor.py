@@ -1,6 +1,9 @@
 """What this machine offers, and what is missing."""
 
+import operator
+import platform
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
@@ -9,6 +12,7 @@ from pathlib import Path
 from labkit.util.machine import (
     DISTRIBUTION,
     core_limits,
+    disk_under,
     environment,
     install_command,
     package_version,
@@ -68,8 +72,25 @@ def _decoding() -> Iterator[tuple[str, str]]:
         yield "JPEGs in part", f"not available, so images are decoded completely, which is slower: {error}"
 
 
-# Of a package that only some machines can have, nothing is said.
-_OF_SOME_MACHINES = re.compile("sys_platform|platform_machine|python_version")
+_HERE = {
+    "sys_platform": sys.platform,
+    "platform_machine": platform.machine(),
+    "python_version": "{}.{}".format(*sys.version_info),
+}
+_CONDITION = re.compile(r"""(\w+)\s*(==|!=|<=|>=|<|>)\s*["']([^"']+)["']""")
+_SIGNS = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+}  # fmt: skip
+
+
+def _applies(marker: str) -> bool:
+    """Whether the conditions of a requirement hold here; they are joined by `and`, as pyproject.toml has them."""
+    conditions = [each for each in _CONDITION.findall(marker) if each[0] in _HERE]
+    return all(_SIGNS[sign](_comparable(_HERE[name]), _comparable(value)) for name, sign, value in conditions)
+
+
+def _comparable(value: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in value.split(".")]
 
 
 def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
@@ -77,15 +98,11 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
     try:
         about = metadata(distribution)
     except PackageNotFoundError:
-        return {"loaders": f"lacks labkit itself, which runs from its folder: {install_command('loaders')}"}
+        return {distribution: f"is not installed: {install_command('test')}"}
     requirements = [text.partition(";")[::2] for text in about.get_all("Requires-Dist", [])]
     found = {}
     for name in sorted(about.get_all("Provides-Extra", [])):
-        own = [
-            text
-            for text, marker in requirements
-            if re.search(f"extra == .{name}\\b", marker) and not _OF_SOME_MACHINES.search(marker)
-        ]
+        own = [text for text, marker in requirements if re.search(f"extra == .{name}\\b", marker) and _applies(marker)]
         needed = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in own]
         missing = [package for package in needed if package_version(package) is None]
         found[name] = f"lacks {', '.join(missing)}: {install_command(name)}" if missing else "complete"
@@ -93,14 +110,16 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
 
 
 def _describe_photo_folder() -> str:
-    """The photos' place."""
+    """The photos' place, and the kind of disk according to the kernel; a virtual disk may be of any kind."""
     try:
         root = photo_root("imagenet")
     except OSError as error:  # no home folder
         return str(error)
     if not root.is_dir():
         return f"{root} is missing: python -m labkit tour makes it ({scale().n_photos} photos at this scale)"
-    return str(root)
+    name, rotating = disk_under(root)
+    kind = "virtual" if name.startswith(("vd", "xvd")) else "rotating" if rotating else "solid-state"
+    return f"{root}, {kind} disk {name}" if name else f"{root}, unknown kind of disk"
 
 
 def _place_of_photos() -> dict[str, str]:

@@ -214,9 +214,18 @@ class HttpClient:
 def _open_pool(num_connections: int, retries: int, timeout_s: float) -> "urllib3.PoolManager":
     import urllib3
 
+    class Retry(urllib3.Retry):
+        """Waits by its own rule where a server asks for a wait that is neither a number nor a date."""
+
+        def parse_retry_after(self, retry_after: str) -> float:
+            try:
+                return super().parse_retry_after(retry_after)
+            except urllib3.exceptions.InvalidHeader:
+                return 0
+
     for name in ("urllib3.connectionpool", "urllib3.poolmanager", "urllib3.util.retry"):
         logging.getLogger(name).addFilter(_strip_queries)
-    retry = urllib3.Retry(
+    retry = Retry(
         retries,
         status_forcelist=_TRANSIENT_STATUSES,
         allowed_methods={"GET"},
@@ -340,8 +349,16 @@ class ObjectClient:
                 raise PermissionError(f"{name}: there are no credentials; {remedy}") from None
             cause = redact(str(getattr(error, "strerror", None) or type(error).__name__))
             raise StorageError(
-                f"{name} gave no complete answer ({cause}): check the server and the network, then run again"
+                f"{name}{self._endpoint()} gave no complete answer ({cause}): check the server and the network, then "
+                "run again"
             ) from None  # the chained text may hold a whole URL
+
+    def _endpoint(self) -> str:
+        """The service that requests go to, if it is named: a variable that was set long ago is easily forgotten."""
+        variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as botocore looks for them
+        places = [self._options.get("endpoint_url"), *map(os.environ.get, variables)]
+        place = next(filter(None, places), None) if self._is_s3 else None
+        return f" at {strip_credentials(place)}" if place else ""
 
 
 def _open_filesystem(url: str, storage_options: dict[str, Any]) -> tuple[Any, str]:

@@ -2,10 +2,11 @@
 
 What may come out of a tar is decided from its headers alone, before anything is written. `tarfile`'s own filter asks
 the filesystem where a name would lead, and was led astray there (CVE-2025-4517 and others). Here names alone decide,
-and an archive with a link in it is refused.
+and no link is ever made: a link in the archive becomes a copy of its target's file.
 """
 
 import os
+import posixpath
 import re
 import shutil
 import tarfile
@@ -40,7 +41,8 @@ def extract_tars(
 
     A folder appears under its name when all of it is there. Until then it is in the hidden folder `root/.extract`. A
     rerun after a kill skips the archives that are done, and begins the others anew. Modification times of files are
-    kept; of permissions, only whether a file can be executed. Of several members with one name the last counts.
+    kept; of permissions, only whether a file can be executed. Of several members with one name the last counts. A link
+    to a file of the archive becomes a copy of it.
 
     Args:
         archives: One tar or several, plain or compressed (gzip, bzip2, xz).
@@ -56,8 +58,8 @@ def extract_tars(
         ValueError: an archive's name gives no folder, or two give the same.
         OSError: the disk is full; names the archive. What there is of it is removed, and no other begins.
         ItemErrors: some archives failed; names them, the others are extracted. An archive is refused whole if it is
-            unsafe (a name leads out of the folder, a member is a device), has a link in it, is cut, damaged or goes on
-            after its end, or if its folder is there and was not made of it as it is now.
+            unsafe (a name leads out of the folder, a member is a device), has a link to what is not a file in it, is
+            cut, damaged or goes on after its end, or if its folder is there and was not made of it as it is now.
 
     >>> extract_tars("photos.tar", "data", progress=False)
     [PosixPath('.../data/photos')]
@@ -153,8 +155,8 @@ def _extract(progress: bool, job: _Job) -> None:
             raise
 
 
-def _plan_members(archive: Path) -> tuple[dict[int, str], int]:
-    """What each member becomes: its number in the archive -> its path. Of those with one path the last counts.
+def _plan_members(archive: Path) -> tuple[dict[int, list[str]], int]:
+    """What each member becomes: its number in the archive -> the paths that it fills, several if links lead to it.
 
     Returns:
         The paths, and the bytes of all files.
@@ -162,24 +164,48 @@ def _plan_members(archive: Path) -> tuple[dict[int, str], int]:
     Raises:
         UnsafeTarError: names the member that must not be extracted, and why.
     """
-    numbers: dict[str, int] = {}  # path -> number
-    name, n_bytes = "", 0
+    filled: dict[str, int] = {}  # path -> number of the member that it has its data from
+    links: dict[str, str] = {}  # symbolic link -> the path that it leads to
+    sizes: dict[int, int] = {}  # of files
+    name = ""
     try:
         with TarStream(archive) as members:
             for number, info in enumerate(members):
                 name = info.name
                 path = safe_path(name)
-                if info.islnk() or info.issym():
-                    raise ArgumentError("is a link: pack what links lead to, by `tar --dereference --hard-dereference`")
-                if not (info.isreg() or info.isdir()):
+                if not (info.isreg() or info.isdir() or info.islnk() or info.issym()):
                     raise ArgumentError("is a device, a pipe or of unknown type")
                 if not path and not info.isdir():
                     raise ArgumentError("has no name")
-                numbers[path] = number
-                n_bytes += info.size
+                target = None
+                if info.isreg():
+                    sizes[number] = info.size
+                elif info.islnk():
+                    earlier = safe_path(info.linkname)
+                    target, number = links.get(earlier), filled.get(earlier, -1)
+                    if number not in sizes and target is None:
+                        raise ArgumentError(f"is a hard link to {earlier!r}, which is not a file before it")
+                elif info.issym():
+                    target = posixpath.join(posixpath.dirname(path), path_from_key(info.linkname))
+                filled[path] = number
+                links.pop(path, None)
+                if target is not None:
+                    links[path] = posixpath.normpath(target)
+        paths: dict[int, list[str]] = {}
+        for path, number in filled.items():
+            name = target = path
+            for _ in range(40):  # as many as Linux follows
+                target = links.get(target, target)
+            number = filled.get(target, -1)
+            if path in links and (target in links or number not in sizes):
+                raise ArgumentError(
+                    f"is a link to {links[path]!r}, which is not a file in the archive (`tar --dereference` packs what "
+                    "links lead to)"
+                )
+            paths.setdefault(number, []).append(path)
     except ValueError as error:
         raise UnsafeTarError(f"{archive}: member {name[:200]!r} {error}. Nothing of it was extracted") from error
-    return {number: path for path, number in numbers.items()}, n_bytes
+    return paths, sum(sizes.values())
 
 
 def safe_path(name: str) -> str:
@@ -198,17 +224,19 @@ def safe_path(name: str) -> str:
     return path_from_key("/".join(parts))
 
 
-def _fill_tree(job: _Job, paths: dict[int, str], count_bytes: Callable[[int], object]) -> None:
+def _fill_tree(job: _Job, paths: dict[int, list[str]], count_bytes: Callable[[int], object]) -> None:
     tree, n_planned = job.work / "tree", 0
     tree.mkdir()
     with TarStream(job.archive) as stream:
         for number, info in enumerate(stream):
-            if number in paths:
-                target = tree / paths[number]
+            targets = [tree / path for path in paths.get(number, ())]
+            for target in targets:
                 (target if info.isdir() else target.parent).mkdir(parents=True, exist_ok=True)
-                if not info.isdir():
-                    _write_file(stream, info, target)
-                    n_planned += 1
+            if targets and not info.isdir():
+                _write_file(stream, info, targets[0])
+                for target in targets[1:]:
+                    shutil.copy2(targets[0], target)
+                n_planned += len(targets)
             count_bytes(info.size)
     n_files = sum(len(names) for _, _, names in os.walk(tree))
     if n_files != n_planned or not job.is_recorded():

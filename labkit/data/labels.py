@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _MAX_NAMED = 5
 
 
 class LabelWarning(UserWarning):
-    """All images have label 0."""
+    """All images have label 0, or many have a class of their own."""
 
 
 class Labeled:
@@ -78,6 +79,11 @@ def chosen_keys(store: Any, keys: Iterable[str] | None = None) -> PackedStrings:
         raise WrongTypeError(f"{what}, got {kind_of(keys)}")
     try:
         names: list[Any] = list(keys)  # whatever the caller has
+        if numbers := [name for name in names if isinstance(name, Integral)]:
+            raise WrongTypeError(
+                f"got numbers, the first {numbers[0]}, and names are such as {there[0]!r}: make them, as by "
+                f'frame["id"].astype(str) + {os.path.splitext(there[0])[1]!r}; pd.read_csv(..., dtype=str) keeps 007'
+            )
         chosen = PackedStrings(names)
     except TypeError as error:
         raise WrongTypeError(f"{what}: {error}") from None
@@ -332,6 +338,8 @@ _KINDS = (
     "labels must be a list or an array with one label for each image, a mapping of keys to labels, or a function of "
     "the key"
 )
+_TABLE = 'frame = pd.read_csv(path, dtype={"image": str}), labels=dict(zip(frame["image"], frame["label"]))'
+_MANY_CLASSES = 20
 
 
 def _own_labels(
@@ -384,6 +392,13 @@ def _label(
     found, numbers = number_names((each for row in rows for each in row), len(rows) * width)
     if names is None:
         names = found
+        if len(found) > max(_MANY_CLASSES, len(numbers) / 2):
+            warn_caller(
+                f"{name} has {len(found)} different labels in {n_images(len(values))}, such as {found[0]!r:.100}, and "
+                "each is a class: pass the list of classes= if that is right. Texts go to a training by "
+                "lk.read_shards, or by a data set of your own",
+                LabelWarning,
+            )
     else:
         numbers = _numbered_as(name, names, found, numbers, is_own=True)
     numbers = numbers if isinstance(values[0], str) else numbers.reshape(-1, width)
@@ -483,10 +498,14 @@ def _values_for(name: str, keys: Sequence[str], labels: Any, is_sorted: bool = F
     """The label of each key: an array with as many rows, or a list."""
     if isinstance(labels, Mapping):
         return _values_by_name(name, keys, list(map(str, labels)), list(labels.values()))
+    if isinstance(labels, str | os.PathLike):
+        raise WrongTypeError(f"{_KINDS}; got {os.fspath(labels)!r:.100}. Of a table, pass two columns: {_TABLE}")
+    if getattr(labels, "ndim", 1) == 2 and hasattr(labels, "iloc"):
+        raise WrongTypeError(
+            f'{_KINDS}; got DataFrame. Pass its columns: labels=dict(zip(frame["image"], frame["label"])), or for '
+            'several numbers dict(zip(frame["image"], frame[["a", "b"]].to_numpy()))'
+        )
     kind = kind_of(labels)
-    if isinstance(labels, str | os.PathLike) or (hasattr(labels, "iloc") and labels.ndim == 2):
-        columns = 'labels=dict(zip(frame["image"], frame["label"]))'
-        raise WrongTypeError(f"{_KINDS}; got {kind}. Of a table, pass two columns: {columns}")
     if hasattr(labels, "iloc"):  # a Series
         if len(labels) and all(isinstance(each, str) for each in labels.index):
             return _values_by_name(name, keys, list(labels.index), labels.to_numpy())

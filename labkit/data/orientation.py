@@ -9,7 +9,7 @@ Source: Exif 2.32 (CIPA DC-008), section 4.6.4; TIFF 6.0, section 2; PNG, third 
 
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from labkit.data.partial_jpeg import APP1, APPLICATION_MARKERS, segments_before_scan, without_segments
@@ -35,7 +35,7 @@ def orientation_of(data: bytes, image: "Image.Image") -> int:
         data: The encoded bytes.
         image: The same, opened by Pillow. Its pixels are decoded if only that shows what a PNG has behind them.
     """
-    is_late = image.format == "PNG" and has_late_metadata(lambda n, at: data[at : at + n])
+    is_late = image.format == "PNG" and has_late_metadata(lambda n, at: data[at : at + n], len(data))
     return pillow_orientation(image, load=is_late)
 
 
@@ -96,19 +96,38 @@ def _without_png_metadata(data: bytes) -> bytes | None:
 
 
 def jpeg_orientation(data: bytes) -> int | None:
-    """The orientation of a JPEG, 1 to 8, without Pillow: 1 if none is stated; None if Pillow must decide."""
+    """The orientation of a whole JPEG, 1 to 8, without Pillow; None if Pillow must decide."""
     segments = segments_before_scan(data)
-    blocks = [data[start:end] for marker, start, end in segments if marker == APP1]
-    exif = [block for block in blocks if block.startswith(EXIF_PREFIX)]
-    orientation = _tiff_orientation(exif[0][len(EXIF_PREFIX) :]) if exif else 0
-    may_be_in_xmp = any(b"tiff:Orientation" in block for block in blocks if not block.startswith(EXIF_PREFIX))
-    if not segments or len(exif) > 1 or orientation is None:  # Pillow joins several
-        return None
+    blocks = [(data[start:end], end - start) for marker, start, end in segments if marker == APP1]
+    return stated_orientation(blocks) if segments else None
+
+
+def stated_orientation(blocks: Iterable[tuple[bytes, int]]) -> int | None:
+    """What the APP1 segments of a JPEG state, 1 to 8: 1 if there are none; None if Pillow must decide.
+
+    Args:
+        blocks: Of each segment in front of the first scan, the first bytes or all, and the number of all.
+    """
+    n_exif, orientation, may_be_in_xmp = 0, 0, False
+    for block, n_bytes in blocks:
+        if block.startswith(EXIF_PREFIX):
+            n_exif += 1
+            found = _tiff_orientation(block[len(EXIF_PREFIX) :], n_bytes - len(EXIF_PREFIX))
+            if found is None or n_exif > 1:  # Pillow joins several
+                return None
+            orientation = found
+        else:
+            may_be_in_xmp |= len(block) < n_bytes or b"tiff:Orientation" in block
     return None if may_be_in_xmp and not orientation else orientation or 1
 
 
-def _tiff_orientation(tiff: bytes) -> int | None:
-    """Orientation in the first directory of a TIFF block, 1 to 8; 0 if it has none, None if Pillow must decide."""
+def _tiff_orientation(tiff: bytes, n_bytes: int) -> int | None:
+    """Orientation in the first directory of a TIFF block, 1 to 8; 0 if it has none, None if Pillow must decide.
+
+    Args:
+        tiff: The first bytes of the block, or all.
+        n_bytes: The number of all.
+    """
     order = TIFF_ORDERS.get(tiff[:4])
     if order is None:
         return None
@@ -120,28 +139,35 @@ def _tiff_orientation(tiff: bytes) -> int | None:
             if tag == _ORIENTATION:
                 (number,) = struct.unpack_from(f"{order}H", value)
                 return None if (kind, n_values) != (_SHORT, 1) else number if 1 <= number <= 8 else 1
-            size = _VALUE_BYTES.get(kind, len(tiff)) * n_values
-            if size > 4 and struct.unpack(f"{order}I", value)[0] + size > len(tiff):  # Pillow reads no further
+            size = _VALUE_BYTES.get(kind, n_bytes) * n_values
+            if size > 4 and struct.unpack(f"{order}I", value)[0] + size > n_bytes:  # Pillow reads no further
                 return None
-    except struct.error:  # the directory is outside of the block
+    except struct.error:  # the directory is outside the bytes at hand
         return None
     return 0 if len(entries) == 12 * count else None
 
 
-def has_late_metadata(read: Callable[[int, int], bytes]) -> bool:
+def has_late_metadata(read: Callable[[int, int], bytes], n_bytes: int, offset: int = 8) -> bool:
     """Whether a PNG may have EXIF or XMP behind its pixels, as many programs write them.
 
     Args:
         read: `read(n, offset)` gives up to n bytes of the file.
+        n_bytes: Of the file.
+        offset: Where a chunk begins, in front of the pixels or at their first.
     """
-    is_behind, offset = False, 8
+    is_behind = False
     while len(start := read(_CHUNK_START, offset)) >= 12:
         length, kind = int.from_bytes(start[:4], "big"), start[4:8]
         if kind == b"IEND":
             return False
         if is_behind and _is_metadata(kind, start[8:]):
             return True
-        is_behind = is_behind or kind == b"IDAT"
+        if kind == b"IDAT" and not is_behind:
+            is_behind = True
+            # Nearly all writers give all chunks of pixels but the last the same length: go to where the last but one
+            # is, if nothing stands behind them.
+            last = offset + ((n_bytes - offset - 12) // (length + 12) - 1) * (length + 12)
+            offset = last if last > offset and read(8, last) == start[:8] else offset
         offset += length + 12
     return False
 

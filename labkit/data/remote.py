@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,11 +40,13 @@ from labkit.util.strings import PackedStrings
 _SOURCES = "a folder of images or tars, a .tar, a URL, a mapping of names to bytes or a .parquet"
 _HTTP_URL = "a URL, such as 'https://host/photos'"
 _FLAT = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss")  # where a name is a text, and no path
+_ALMOST_URL = re.compile(r"(https?|s3|gs|az|hf)[:/]|www\.", re.IGNORECASE)
 _READS_AHEAD = 32  # of a distant store that is read as a whole: 1,000 images/s from 30 ms away
 _MAX_DEPTH = 32  # of folders: a link to its own folder would lead deeper without end
+_MAX_LISTING_BYTES = 1 << 28
 _NAME_FILES = "name the files, HttpStore(url, keys=[...])"
 # Compressed tars too: TarStore's error says how to convert one.
-_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?|zip)$", re.IGNORECASE)
+_TAR_NAME = re.compile(r"\.(tar(\.\w+)?|t[gbx]z2?|zip|7z|rar)$", re.IGNORECASE)
 
 
 Result = TypeVar("Result")
@@ -151,7 +154,7 @@ class HttpStore(ListedStore):
     def _list_keys(self) -> list[str]:
         answer = self._client.get(self._url_of("manifest.json"))
         try:
-            listed = [str(row["key"]) for row in json.loads(answer.data)["photos"]] if answer.status == 200 else []
+            listed = [str(row["key"]) for row in json.loads(_text(answer))["photos"]] if answer.status == 200 else []
         except (ValueError, KeyError, TypeError, RecursionError):  # some other program's manifest
             listed = []
         if listed:
@@ -180,7 +183,7 @@ class HttpStore(ListedStore):
                 )
             if answer.status == 200 and "html" in answer.headers.get("Content-Type", ""):
                 try:
-                    parser.feed(answer.data.decode("utf-8", "replace"))
+                    parser.feed(_text(answer).decode("utf-8", "replace"))
                 except AssertionError as error:  # html.parser's answer to some broken markup
                     shown = strip_credentials(page)
                     raise StorageError(f"{shown} is not a readable listing ({error}): {_NAME_FILES}") from error
@@ -199,6 +202,15 @@ class HttpStore(ListedStore):
                 if key.endswith("/"):
                     folders.append(key)
                 yield key
+
+
+def _text(answer: Any) -> bytes:
+    """A listing, which some servers compress unasked."""
+    if answer.headers.get("Content-Encoding", "").lower() not in ("gzip", "x-gzip", "deflate"):
+        return answer.data
+    with suppress(zlib.error):
+        return zlib.decompressobj(32 + zlib.MAX_WBITS).decompress(answer.data, _MAX_LISTING_BYTES)
+    return b""
 
 
 class _LinkParser(HTMLParser):
@@ -263,10 +275,11 @@ class ObjectStore(ListedStore):
         Raises:
             KeyError: an object is no longer there.
         """
-        sizes = {key: about["size"] for key, about in self._list().items()}
+        sizes = {key: about.get("size") for key, about in self._list().items()}
         if lost := next((key for key in self.keys() if key not in sizes), None):
             raise MissingKeyError(f"{lost!r} is no longer under {self.name}: open the store again")
-        return np.array([sizes[key] for key in self.keys()], np.int64)
+        known = ((key, sizes[key]) for key in self.keys())
+        return np.array([len(self.read(key)) if size is None else size for key, size in known], np.int64)
 
     def changed_at(self) -> np.ndarray:
         """When each object was last changed, in seconds since 1970, as the service lists it; NaN where it does not."""
@@ -362,7 +375,13 @@ def _why_unknown(place: str) -> str:
         return f"fsspec knows no scheme {place.partition('://')[0]!r}"
     if os.path.exists(place):
         return "it is a file. Name the folder that it lies in; lk.PixelStore(path) opens what lk.PixelStore.build made"
-    return f"it does not exist (looked for in {os.getcwd()}), check the path; variables and wildcards are not expanded"
+    if "$" in place:
+        return "variables are not expanded: pass os.path.expandvars(path)"
+    if any(sign in place for sign in "*?["):
+        return "wildcards are not expanded: name the folder, and choose some of its images by keys="
+    if _ALMOST_URL.match(place):
+        return "a URL begins with its scheme and ://, such as https://host/photos"
+    return f"it does not exist (looked for in {os.getcwd()}), check the path"
 
 
 def is_far(store: Any) -> bool:
@@ -407,9 +426,17 @@ def as_store(source: Any) -> Store:
         return source
     if isinstance(source, str | os.PathLike | Mapping):
         return open_store(source)
-    is_hugging_face = hasattr(source, "cast_column")
-    remedy = ". torch's loaders, and lk.make_loader, take a Hugging Face data set itself" if is_hugging_face else ""
     raise WrongTypeError(
         "images come from a store, which has keys() and read(key), such as lk.FolderStore, or from "
-        f"{_SOURCES}, which lk.open_store takes: got {kind_of(source)}{remedy}"
+        f"{_SOURCES}, which lk.open_store takes: got {kind_of(source)}{_remedy_for(source)}"
     )
+
+
+def _remedy_for(source: Any) -> str:
+    if isinstance(source, list | tuple):
+        return ". Some images of a source are chosen by keys="
+    if hasattr(source, "cast_column"):
+        return ". torch's loaders, and lk.make_loader, take a Hugging Face data set itself"
+    if held := [name for name in ("store", "root") if hasattr(source, name) and not isinstance(source, type)]:
+        return f". Pass what it reads, its `{held[0]}`"
+    return ""

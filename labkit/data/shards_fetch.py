@@ -1,7 +1,9 @@
 """Shards on their way: listed, fetched ahead, and given sample by sample.
 
-WebDataset's own pipelines run what follows `pipe:` in a list of shards, and unpickle members with such suffixes, unless
-the variable `WDS_SECURE` is 1. `labkit.read_shards` never does either.
+WebDataset opens URLs by its own `gopen`, whose table has no entry for `s3://`: `register` adds one, which
+`labkit.read_shards` calls. Spawned workers do not inherit the table; in WebDataset's own pipelines, use
+`DataLoader(..., worker_init_fn=register)`. Those pipelines also run what follows `pipe:` in a list of shards, and
+unpickle members with such suffixes, unless the variable `WDS_SECURE` is 1. `labkit.read_shards` never does either.
 """
 
 import hashlib
@@ -143,6 +145,22 @@ def _ahead(
         yield coming.popleft().result()
 
 
+def register(*_: Any) -> None:
+    """Let WebDataset's `gopen` open `s3://`, through fsspec, unless it does already. Arguments are ignored.
+
+    Endpoint and credentials come from fsspec's configuration or the environment (`AWS_ENDPOINT_URL`, `AWS_PROFILE`).
+    """
+    from webdataset.gopen import gopen_schemes  # here: its import takes a while
+
+    gopen_schemes.setdefault("s3", _gopen_s3)
+
+
+def _gopen_s3(url: str, mode: str = "rb", bufsize: int = -1, **storage_options: Any) -> Any:
+    import fsspec
+
+    return fsspec.open(url, mode, **storage_options).open()
+
+
 @dataclass(frozen=True)
 class ShardList:
     """Shards in order.
@@ -193,7 +211,10 @@ def find_shards(places: Any, *, verify: bool, storage_options: dict[str, Any]) -
         raise ArgumentError("the list of shards is empty: there is no shard to read")
     if missing := [url for url in urls if not is_url(url) and not os.path.isfile(url)]:
         others = f", nor do {len(missing) - 1} others of {len(urls)}" if len(missing) > 1 else ""
-        raise MissingFileError(f"the shard {missing[0]} does not exist{others} (wildcards are not expanded)")
+        hint = (
+            "; wildcards are not expanded: name the folder, or pass sorted(glob.glob(...))" if "*" in missing[0] else ""
+        )
+        raise MissingFileError(f"the shard {missing[0]} does not exist{others}{hint}")
     return ShardList(urls, storage_options=storage_options)
 
 

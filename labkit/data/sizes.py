@@ -1,41 +1,31 @@
 """The sizes of all images under a folder, from the cheapest source that states each.
 
 Names of latent caches, as kohya-ss/sd-scripts writes them, state sizes without opening an image. The other images'
-headers are read by as many threads as pay off: the time of the first files decides. What Pillow says of a header, or
-refuses, is final, but for a JPEG or PNG that it refuses for its metadata alone.
+headers are read with as many readers as pay off: the time of the first files decides.
 """
 
-import io
 import math
+import multiprocessing
 import os
 import re
 import statistics
 import time
 from collections.abc import Iterable
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from PIL import Image, UnidentifiedImageError
-from PIL.ExifTags import Base
 
-from labkit.data.decode import IF_TRUSTED
-from labkit.data.image_formats import (
-    IMAGE_SUFFIXES,
-    JPEG,
-    OTHER_IMAGE_SUFFIXES,
-    OTHER_PLUGINS,
-    PLUGINS,
-    PNG,
-    format_of,
-)
-from labkit.data.orientation import has_late_metadata, open_without_metadata, pillow_orientation
+from labkit.data.decode import PixelLimit
+from labkit.data.headers import read_header
+from labkit.data.image_formats import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, Header
 from labkit.data.stores import checked_suffixes
 from labkit.errors import MissingFileError
 from labkit.util.arguments import require_int, require_local_path
 from labkit.util.files import key_from_name, path_from_key, walk
-from labkit.util.machine import disk_under
+from labkit.util.machine import disk_under, main_is_script, usable_cores
 from labkit.util.parallel import map_items
 from labkit.util.pictures import WidthHeight
 
@@ -44,106 +34,76 @@ _BATCH_SIZE = 128  # files that a reader takes at once
 _MAX_THREADS = 32
 _STORAGE_WAIT_S = 30e-6  # a shorter wait is not storage: a header in memory takes less
 _SEEK_WAIT_S = 2e-3  # a moving disk head takes longer; a virtual disk that reports rotation does not
-_LONG_S = 2.0  # shorter work needs no bar
+_START_S = 2.0  # new processes must save at least this to pay off, as each starts a Python; shorter work needs no bar
 
 
-class Header(NamedTuple):
-    """What a file's header states.
+class Readers(NamedTuple):
+    """The engine of `map_items`, and how many workers; with one, this thread reads."""
 
-    width, height: Pixels as stored, not rotated. orientation: As `lk.decode` turns the image, 1 to 8; None where there
-    is no size. error: Why there is none.
-    """
-
-    width: int | None = None
-    height: int | None = None
-    orientation: int | None = None
-    error: str = ""
-
-
-def read_header(path: str) -> Header:
-    """Size and orientation of one image file, as Pillow states them. What Pillow refuses has an `error` and no size."""
-    try:
-        return _read_with_pillow(path)
-    except UnidentifiedImageError:
-        is_empty = os.path.getsize(path) == 0
-        return Header(error="the file is empty" if is_empty else "no image format that this Pillow reads")
-    except Image.DecompressionBombError as error:
-        return Header(error=f"{str(error).rstrip('.')}: {IF_TRUSTED}")
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's plug-ins raise errors of any kind
-        return Header(error=getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
-
-
-def _read_with_pillow(path: str) -> Header:
-    with open(path, "rb") as file, _open(file) as image:
-        is_late = image.format in PNG.names_in_pillow and has_late_metadata(
-            lambda n, at: os.pread(file.fileno(), n, at)
-        )
-        orientation = pillow_orientation(image, load=is_late)
-        stored = getattr(image, "tag_v2", {})  # of a TIFF, whose `size` is that of the turned image
-        width, height = map(stored.get, (Base.ImageWidth, Base.ImageLength), image.size)
-        return Header(width, height, orientation)
-
-
-def _open(file: io.BufferedReader) -> Image.Image:
-    try:
-        return Image.open(file, formats=_plugins())
-    except (UnidentifiedImageError, ValueError, SyntaxError):
-        file.seek(0)
-        if format_of(file.peek()) in (JPEG, PNG) and (image := open_without_metadata(file.read())):
-            return image
-        raise
-
-
-def _plugins() -> list[str]:
-    """Names of those that are there: some come with other packages, such as pillow_jxl."""
-    Image.init()
-    return [name for name in (*PLUGINS, *OTHER_PLUGINS) if name in Image.OPEN]
+    engine: str
+    n_workers: int
 
 
 def read_headers(paths: list[str], *, num_workers: int | None = None, progress: bool = True) -> list[Header]:
     """The header of each file, in their order; see `read_header`. Arguments as for `collect_sizes`."""
+    remaining = paths[_PROBE:]
+    if not remaining:
+        return _read_batch(paths)
     headers, walls, cpus = [], [], []
     for path in paths[:_PROBE]:
         wall, cpu = time.perf_counter(), time.thread_time()
         headers.append(read_header(path))
         walls.append(time.perf_counter() - wall)
         cpus.append(time.thread_time() - cpu)
-    if not (remaining := paths[_PROBE:]):
-        return headers
     # Medians: neither a pause nor an import counts.
     wall_s, cpu_s = statistics.median(walls), max(statistics.median(cpus), 1e-6)
+    # In a script without a main guard, new processes would run the script again: only a notebook or console starts any.
+    cores = 1 if main_is_script() or multiprocessing.current_process().daemon else usable_cores()
     _, rotating = disk_under(paths[0])
+    readers = choose_readers(wall_s, cpu_s, len(remaining), rotating=rotating, cores=cores, num_workers=num_workers)
     batches = map_items(
-        lambda some: [read_header(path) for path in some],
+        partial(_read_batch, limit=PixelLimit()),
         [remaining[at : at + _BATCH_SIZE] for at in range(0, len(remaining), _BATCH_SIZE)],
-        engine="threads",
-        num_workers=num_workers or choose_readers(wall_s, cpu_s, rotating=rotating),
+        engine=readers.engine,
+        num_workers=readers.n_workers,
         key=itemgetter(0),
-        progress=progress and wall_s * len(remaining) > _LONG_S,
+        progress=progress and wall_s * len(remaining) > _START_S,
         description="image headers",
         unit=f" x {_BATCH_SIZE} files",
     )
     return headers + [header for batch in batches for header in batch]
 
 
-def choose_readers(wall_s: float, cpu_s: float, *, rotating: bool) -> int:
-    """How many threads read the headers of files.
+def _read_batch(paths: list[str], limit: PixelLimit | None = None) -> list[Header]:
+    """The headers, under the limit of pixels that came along."""
+    return [read_header(path) for path in paths]
 
-    Where files wait for storage, twice as many as keep a core busy, since most of the work is the kernel's; but of a
-    disk whose head must move, one: several would send the head back and forth. Files in the page cache get one as well:
-    more would compete for Python's lock.
+
+def choose_readers(
+    wall_s: float, cpu_s: float, n_files: int, *, rotating: bool, cores: int, num_workers: int | None = None
+) -> Readers:
+    """How to read `n_files` more, given the time of one file.
+
+    - Files that wait for storage: threads, twice as many as keep a core busy, since most of the work is the kernel's.
+      But a disk whose head must move gets one reader: several would send the head back and forth.
+    - Files in the page cache: this thread alone, since threads would only compete for the GIL; or one process per core,
+      if the processes save more time than they take to start.
 
     Args:
         wall_s: Time of one file.
         cpu_s: CPU time of one file.
+        n_files: Files left to read.
         rotating: Whether the kernel reports a rotating disk.
+        cores: Cores for processes.
+        num_workers: The caller's number of readers, if given; the kind is still chosen here.
     """
     wait_s = wall_s - cpu_s
-    if wait_s <= _STORAGE_WAIT_S or (rotating and wait_s > _SEEK_WAIT_S):
-        return 1
-    return min(_MAX_THREADS, 2 * math.ceil(wall_s / cpu_s))
+    if wait_s > _STORAGE_WAIT_S:
+        one_head = rotating and wait_s > _SEEK_WAIT_S
+        fitting = 1 if one_head else min(_MAX_THREADS, 2 * math.ceil(wall_s / cpu_s))
+        return Readers("threads", num_workers or fitting)
+    pays_off = cpu_s * n_files * (1 - 1 / cores) > _START_S
+    return Readers("local", num_workers or (cores if pays_off else 1))
 
 
 # `{stem}_{width:04d}x{height:04d}_{model}.npz`. Other names in .npz state no size: text-encoder outputs
@@ -158,7 +118,7 @@ def parse_cache_name(name: str) -> tuple[str, int, int] | None:
 
     The size is that in the image's header, not the training bucket's, and before EXIF rotation. The stem is the image's
     name without its suffix. `0000x0000`, which marks an unreadable image, is not a size, nor is a side of more than
-    nine digits.
+    `MAX_SIDE`.
 
     Source: `get_latents_npz_path` in kohya-ss/sd-scripts. Taught in: notebooks/10_image_sizes.ipynb
     """
@@ -226,7 +186,8 @@ def collect_sizes(
         recursive: Include the folders below.
         caches: Trust the names of latent caches.
         ignore: Suffixes of files to leave out, as for `FolderStore`: with the same ones, rows and keys are the same.
-        num_workers: Threads that read headers. Default: chosen by the cost of the first files.
+        num_workers: Readers of headers. Default: chosen by the cost of the first files; processes only in a notebook
+            or console. To use them in a script, give a number, under `if __name__ == "__main__":`.
         progress: Show a live bar while headers are read.
 
     Returns:

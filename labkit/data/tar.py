@@ -9,8 +9,10 @@ import io
 import json
 import os
 import posixpath
+import re
 import tarfile
 import warnings
+import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -329,7 +331,7 @@ def read_index(blob: Blob) -> TarIndex:
 
 
 def build_index(blob: Blob) -> TarIndex:
-    """One pass over the headers, which `tarfile` reads. Raises TarError."""
+    """One pass over the headers: those of ordinary files are read here, all others by `tarfile`. Raises TarError."""
     n_bytes = blob.fingerprint()[0]
     found: dict[str, tuple[int, int]] = {}  # name -> offset and size; of several with one name the last counts
     links: dict[str, str] = {}  # symbolic link -> the name that it leads to
@@ -351,28 +353,32 @@ def build_index(blob: Blob) -> TarIndex:
         tar = open_tar(file, blob.name)
         while True:
             file.seek(offset)
-            if not file.read(_BLOCK).strip(b"\0"):
-                break
-            file.seek(offset)
-            info = read_header(tar, blob.name, last)
-            if info is None:
-                break
-            name, start, end, size = plain_name(info.name), info.offset_data, tar.offset, 0
+            header = file.read(_BLOCK)
+            plain = None if tar.pax_headers else _parse_plain_header(header)
             entry: tuple[int, int] | None
             target = None
-            if info.isdir() or info.isdev():
-                entry = None
-                folders |= {name.partition("/")[0]} if info.isdir() else set()
-            elif info.islnk():  # its target precedes it
-                earlier = plain_name(info.linkname)
-                entry, target = found.get(earlier, (_DANGLING, 0)), links.get(earlier)
-            elif info.issym():
-                target = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
-                entry = _DANGLING, 0
-            elif info.issparse():
-                entry, size = (_SPARSE, 0), end - start
-            else:  # like `tarfile`: what is of unknown type is a file
-                entry, size = (start, info.size), info.size
+            if plain is not None:
+                (name, size), start = plain, offset + _BLOCK
+                entry, end = (start, size), start + -(-size // _BLOCK) * _BLOCK
+            else:
+                file.seek(offset)
+                info = read_header(tar, blob.name, last) if header.strip(b"\0") else None
+                if info is None:
+                    break
+                name, start, end, size = plain_name(info.name), info.offset_data, tar.offset, 0
+                if info.isdir() or info.isdev():
+                    entry = None
+                    folders |= {name.partition("/")[0]} if info.isdir() else set()
+                elif info.islnk():  # its target precedes it
+                    earlier = plain_name(info.linkname)
+                    entry, target = found.get(earlier, (_DANGLING, 0)), links.get(earlier)
+                elif info.issym():
+                    target = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
+                    entry = _DANGLING, 0
+                elif info.issparse():
+                    entry, size = (_SPARSE, 0), end - start
+                else:  # like `tarfile`: what is of unknown type is a file
+                    entry, size = (start, info.size), info.size
             if start + size > n_bytes:
                 raise damage_error(blob.name, f"{name!r} lacks its end", last)
             if entry is None:
@@ -394,6 +400,33 @@ def build_index(blob: Blob) -> TarIndex:
     places = np.fromiter(chain.from_iterable(map(found.__getitem__, names)), np.int64).reshape(-1, 2)
     folders -= {name.partition("/")[0] for name in names if "/" in name} | {"", "."}
     return TarIndex(PackedStrings(names), places[:, 0].copy(), places[:, 1].copy(), doubt, sorted(folders))
+
+
+# Mode, owner, group, time and device as common writers write them; anything else is left to `tarfile`.
+_PLAIN_NUMBER = rb"(?:[0-7]{7}[ \0]|[0-7]{6}[ \0]{2}|\0{8})"
+_PLAIN_TIME = rb"(?:[0-7]{11}[ \0]|[0-7]{10}[ \0]{2}|\0{12})"
+_PLAIN_NUMBERS = re.compile(rb"%b{3}.{12}%b.{181}%b{2}" % (_PLAIN_NUMBER, _PLAIN_TIME, _PLAIN_NUMBER), re.DOTALL)
+
+
+def _parse_plain_header(header: bytes) -> tuple[str, int] | None:
+    """Name and size of an ordinary file; None if `tarfile` has to read the header."""
+    if len(header) < _BLOCK or not header[0]:
+        return None
+    try:
+        size, checksum = int(header[124:136].rstrip(b"\0 ") or b"0", 8), int(header[148:156].rstrip(b"\0 "), 8)
+    except ValueError:
+        return None
+    # The checksum is the sum of all bytes, its own field taken as spaces. Adler-32's lower half is such a sum, in C.
+    total = checksum - 256 + sum(header[148:156])
+    is_intact = zlib.adler32(header) & 0xFFFF == (1 + total) % 65521
+    if not is_intact or size < 0 or header[156] not in b"0\0" or not _PLAIN_NUMBERS.match(header, 100):
+        return None
+    name = header[:100].split(b"\0", 1)[0]
+    if header[345]:
+        name = header[345:500].split(b"\0", 1)[0] + b"/" + name
+    if name.endswith(b"/"):  # a folder, in the oldest format
+        return None
+    return plain_name(name.decode("utf-8", "surrogateescape")), size
 
 
 # The index's file.

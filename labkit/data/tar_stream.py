@@ -33,11 +33,13 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz
 
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4",
-    b"PK\x03\x04": "zip",
+    b"LZIP": "lzip", b"\x1f\x9d": "compress", b"PK\x03\x04": "zip", b"7z\xbc\xaf\x27\x1c": "7-zip", b"Rar!": "rar",
 }  # fmt: skip
 # Of programs whose files labkit does not unpack itself: `{}` is the file, and `{}.tar` the tar that is made of it.
 _COMMANDS = {
-    "zstd": "zstd -d {} -o {}.tar", "lz4": "lz4 -d {} {}.tar", "zip": "unzip {} -d {}.folder",
+    "zstd": "zstd -d {} -o {}.tar", "lz4": "lz4 -d {} {}.tar", "lzip": "lzip -d -o {}.tar {}",
+    "compress": "uncompress -c < {} > {}.tar", "zip": "unzip {} -d {}.folder", "7-zip": "7z x {} -o{}.folder",
+    "rar": "unrar x {} {}.folder/",
 }  # fmt: skip
 _UNPACKERS: dict[str, Callable[[Any], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file),

@@ -18,7 +18,7 @@ n_images: All images of the run.
 peak_mem_mb: Taken in the first round only, since reading it would disturb the others.
 batch_size, num_workers: Of the loader, if it has attributes of these names.
 torch_num_threads: torch's threads when `compare` was called, the same for all variants.
-storage: A factor: where the data lie.
+storage: A factor: where the data lie. A name that contains "simulated" marks plots.
 page_cache: Whether the data were in it: "warm" if nothing was read from storage, else "unknown".
 seed: Of the order of the runs.
 n_looks, has_verdict: How often the runs were looked at before `compare` stopped; whether `summarize` judges.
@@ -184,9 +184,21 @@ def load_frame(path: str | os.PathLike) -> pd.DataFrame:
         if younger := {name: "" if name in text else np.nan for name in COLUMNS if name not in frame}:
             others = [name for name in frame if name not in COLUMNS]
             frame = frame.assign(**younger)[[*COLUMNS, *others]]
+        if not frame.empty:
+            _check_values(frame)
     except (ValueError, pd.errors.ParserWarning) as error:
         raise ArgumentError(f"{path} is not a frame of runs: {error}") from error
     return frame
+
+
+def _check_values(frame: pd.DataFrame) -> None:
+    for name in (name for name, kind in _KINDS.items() if kind is float):
+        if not pd.api.types.is_numeric_dtype(frame[name]) or np.isinf(frame[name]).any():
+            raise ArgumentError(f"{name} must hold finite numbers")
+    if frame["is_warmup"].dtype != bool:
+        raise ArgumentError("is_warmup must hold True or False")
+    if not (frame["images_per_s"] > 0).all():
+        raise ArgumentError("images_per_s must hold numbers > 0")
 
 
 def epoch_time(frame: pd.DataFrame, n_batches: int) -> pd.DataFrame:

@@ -1,7 +1,9 @@
 """What the loaders of a comparison read: photos made for its class, or a sample of a reader's own."""
 
+import math
 import os
 import random
+import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from pathlib import Path
 from PIL import Image
 
 from labkit.data.decode import decode, open_image
-from labkit.data.image_formats import JPEG, opened_format
+from labkit.data.image_formats import IMAGE_SUFFIXES, JPEG, OTHER_IMAGE_SUFFIXES, opened_format
+from labkit.data.partial_jpeg import is_progressive
 from labkit.data.pixels import shrink
 from labkit.data.samples import make_photos
 from labkit.data.stores import FolderStore, read_bytes
@@ -91,7 +94,7 @@ def repeat_photos(photos: Path, root: Path, n_names: int) -> Path:
 
 _JPEG_SUFFIXES = JPEG.suffixes + JPEG.other_suffixes
 _N_FOLDERS = 10  # of the sample: some loaders want several classes, and which ones costs no time
-_FEWEST, _MOST, _MAX_BYTES = 16, 8192, 2 * 2**30
+_MIN_NAMES, _MAX_NAMES, _MAX_BYTES = 16, 8192, 2 * 2**30
 # Seconds of a core that decodes a photo and crops it, to choose a number of photos. Assumed, not measured: so the same
 # folder gives the same sample again.
 _PHOTO_S, _PIXEL_S = 1.5e-3, 12e-9
@@ -103,25 +106,34 @@ class OwnPhotos:
     """What a sample of a reader's JPEGs is.
 
     Attributes:
-        n_jpegs: JPEGs in the folder.
+        files: Its files by suffix; those that are no images are "other".
         left_out: Those drawn that not all loaders read, by reason.
         sizes, n_bytes: Pixels, and bytes, of each photo of the sample.
+        kinds: How many of them are gray or progressive.
+        n_names: Photos of an epoch: of a small sample, each is read several times.
         core_s: What an epoch is expected to take a core.
     """
 
-    n_jpegs: int
+    files: Counter[str]
     left_out: Counter[str] = field(default_factory=Counter)
     sizes: list[WidthHeight] = field(default_factory=list)
     n_bytes: list[int] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    n_names: int = 0
     core_s: float = 0.0
 
     def facts(self) -> dict[str, str]:
         """What the sample is, in words."""
+        jpegs = {suffix: number for suffix, number in self.files.items() if suffix in _JPEG_SUFFIXES}
+        n_photos, n_times = len(self.sizes), self.n_names // len(self.sizes)
         width, height = (round(statistics.median(sides)) for sides in zip(*self.sizes, strict=True))
         return {
-            "photos": f"{len(self.sizes):,} of {self.n_jpegs:,} JPEGs, drawn at random with seed 0",
+            "photos": f"{n_photos:,} of {sum(jpegs.values()):,} JPEGs, drawn at random with seed 0"
+            + f"; each is read {n_times} times in an epoch" * (n_times > 1),
             "median size": f"{width:,} x {height:,} pixels, {statistics.median(self.n_bytes) / 1e3:,.0f} KB",
+            "among them": _listed(self.kinds) or "none gray or progressive",
             "drawn, but left out": f"{_listed(self.left_out)}: not all loaders read them" if self.left_out else "none",
+            "no JPEGs, left out": _listed(self.files - Counter(jpegs)) or "none",
         }
 
 
@@ -135,40 +147,65 @@ def sample_photos(folder: str | os.PathLike, root: Path, run_s: float) -> OwnPho
     Those that not all loaders read are left out: CMYK, damaged, or of another format than their name says.
 
     Raises:
-        ValueError: `folder` is none, or holds too few JPEGs that can be used.
+        ValueError: `folder` is none, or holds no JPEG that can be used; says what it holds.
     """
     path = require_local_path("--own", folder)
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked for in {os.getcwd()})"
         raise ArgumentError(f"--own takes a folder of photos, and {path} {what}")
-    names = [os.path.join(each.path, name) for each in walk(path) for name in each.files]
-    jpegs = sorted(name for name in names if name.lower().endswith(_JPEG_SUFFIXES))
+    folders = list(walk(path))
+    names = [os.path.join(each.path, name) for each in folders for name in each.files]
+    files = Counter(_suffix(name) for name in names)
+    jpegs = sorted(name for name in names if _suffix(name) in _JPEG_SUFFIXES)
+    if not jpegs:
+        raise ArgumentError(
+            f"{path} holds no JPEG, and JPEGs are what the loaders compared here read (it holds "
+            f"{_listed(files) or 'no file'}): name another folder, or write some of its images as JPEGs into one"
+        )
     random.Random(0).shuffle(jpegs)
-    own = OwnPhotos(len(jpegs))
+    own, wanted = OwnPhotos(files), 0
+    if n_unlisted := sum(each.error is not None for each in folders):
+        own.left_out["folder" + "s" * (n_unlisted > 1) + " that cannot be listed"] = n_unlisted
     with progress_bar(desc="photos", unit="photo") as bar:
-        for data, size in _load_fitting(jpegs, own.left_out):
-            number = len(own.sizes)
-            write_atomic(root / f"{number % _N_FOLDERS}/{number:05d}.jpg", data)
+        for data, size, kinds in _load_fitting(jpegs, own.left_out):
+            write_atomic(root / _name(len(own.sizes)), data)
             own.sizes.append(size)
             own.n_bytes.append(len(data))
+            own.kinds.update(kinds)
             own.core_s += _PHOTO_S + _PIXEL_S * size[0] * size[1]
+            n_in_time = run_s * usable_cores() * len(own.sizes) / own.core_s
+            wanted = 2 ** int(math.log2(min(max(n_in_time, _MIN_NAMES), _MAX_NAMES)))
             bar.update()
-            is_enough = own.core_s >= run_s * usable_cores() or sum(own.n_bytes) >= _MAX_BYTES
-            if number + 1 >= (_FEWEST if is_enough else _MOST):
+            if len(own.sizes) >= wanted or sum(own.n_bytes) >= _MAX_BYTES:
                 break
-    if len(own.sizes) < _FEWEST:
-        raise ArgumentError(
-            f"{path} holds {len(own.sizes)} JPEGs that all loaders read, and {_FEWEST} are needed "
-            f"(left out: {_listed(own.left_out) or 'none'}): name another folder"
-        )
+    if not own.sizes:
+        raise ArgumentError(f"none of the {len(jpegs):,} JPEGs in {path} can be used: {_listed(own.left_out)}")
+    n_photos = len(own.sizes)
+    n_times = max(1, min(round(wanted / n_photos), _MAX_BYTES // sum(own.n_bytes)))  # formats store each name's bytes
+    own.n_names, own.core_s = n_photos * n_times, own.core_s * n_times
+    for number in range(n_photos, own.n_names):
+        (root / _name(number)).parent.mkdir(exist_ok=True)
+        try:
+            (root / _name(number)).hardlink_to(root / _name(number % n_photos))
+        except OSError:  # exFAT, and some network disks, have no links
+            shutil.copyfile(root / _name(number % n_photos), root / _name(number))
     return own
 
 
-_Photo = tuple[bytes, WidthHeight]
+def _suffix(name: str) -> str:
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix if suffix in (*IMAGE_SUFFIXES, *OTHER_IMAGE_SUFFIXES) else "other"
+
+
+def _name(number: int) -> str:
+    return f"{number % _N_FOLDERS}/{number:05d}.jpg"
+
+
+_Photo = tuple[bytes, WidthHeight, list[str]]
 
 
 def _load_fitting(names: list[str], left_out: Counter[str]) -> Iterator[_Photo]:
-    """Bytes and size of each photo that every loader reads; counts the others."""
+    """Bytes, size and kinds of each photo that every loader reads; counts the others."""
     with ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(names), _N_LOADED):
             for loaded in pool.map(_load, names[start : start + _N_LOADED]):
@@ -192,4 +229,5 @@ def _load(name: str) -> _Photo | str:
         return f"{image.format} inside"
     if image.mode not in ("RGB", "L"):
         return image.mode
-    return data, image.size
+    is_kind = {"gray": image.mode == "L", "progressive": is_progressive(data)}
+    return data, image.size, [kind for kind, it_is in is_kind.items() if it_is]

@@ -7,15 +7,15 @@ own; and objects with a method `to` of their own, such as tokenizers' encodings,
 import copy
 import copyreg
 import sys
-from collections import OrderedDict, UserDict, UserList, defaultdict
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
 _ATOMS = (str, bytes, int, float, type(None), type)
-_BUILT_IN = dict | list
+_BUILT_IN = dict | list | deque
 # Those of the standard library lose attributes, or call the class.
-_COPIES: tuple[Any, ...] = (None, defaultdict.__copy__, UserDict.__copy__, UserList.__copy__)
+_COPIES: tuple[Any, ...] = (None, defaultdict.__copy__, deque.__copy__, UserDict.__copy__, UserList.__copy__)
 
 
 def map_tensors(batch: Any, function: Callable[[Any], Any], *, of_object: Callable[[Any], Any] | None = None) -> Any:
@@ -58,6 +58,9 @@ class _Mapper:
             return self._note(item, self._function(item))
         if self._of_object is not None and has_own_to(item):
             return self._note(item, self._of_object(item))
+        if _is_sealed(item):
+            kind: Any = type(item)
+            return self._note(item, kind({key: self.map(value) for key, value in item.items()}))
         if isinstance(item, tuple):
             own = _make_tuple(type(item), [self.map(value) for value in item])
             _copy_attributes(item, own)
@@ -87,7 +90,7 @@ def _make_tuple(kind: type, values: list[Any]) -> Any:
 
 def _base_of(item: Any) -> Any:
     """The built-in container that an object is an instance of."""
-    return next(kind for kind in (OrderedDict, defaultdict, dict, list) if isinstance(item, kind))
+    return next(kind for kind in (OrderedDict, defaultdict, dict, list, deque) if isinstance(item, kind))
 
 
 def _copy_attributes(item: Any, own: Any) -> None:
@@ -113,7 +116,9 @@ def _copy(item: Any) -> Any:
         own = base.__new__(type(item))
     except TypeError:  # of a class of another language
         return item
-    if isinstance(item, list):
+    if isinstance(item, deque):
+        deque.__init__(own, item, item.maxlen)
+    elif isinstance(item, list):
         list.extend(own, item)
     elif isinstance(item, dict):
         for key, value in dict.items(item):
@@ -124,6 +129,11 @@ def _copy(item: Any) -> Any:
         object.__setattr__(own, "__dict__", own)
     _copy_attributes(item, own)
     return own
+
+
+def _is_sealed(item: Any) -> bool:
+    """Whether it is a mapping that keeps what it holds where Python cannot see it, such as a `MappingProxyType`."""
+    return isinstance(item, Mapping) and not isinstance(item, dict) and not _attribute_names(item)
 
 
 def move_tensors(batch: Any, device: Any, *, non_blocking: bool = False) -> Any:
@@ -170,7 +180,7 @@ def has_own_to(item: Any) -> bool:
 
 
 def _contents(item: Any) -> list[Any]:
-    if isinstance(item, dict):
+    if isinstance(item, dict) or _is_sealed(item):
         items = list(item.values())
     elif isinstance(item, tuple | _BUILT_IN):
         items = list(item)

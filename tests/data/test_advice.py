@@ -54,7 +54,8 @@ def tar(photos) -> Path:
 @pytest.mark.parametrize(
     ("program", "pack"),
     [
-        ("gzip", "gzip -k {}"), ("zstd", "zstd -q {}"), ("lz4", "lz4 -q {} {}.lz4"),
+        ("gzip", "gzip -k {}"), ("bzip2", "bzip2 -k {}"), ("xz", "xz -k {}"), ("zstd", "zstd -q {}"),
+        ("lz4", "lz4 -q {} {}.lz4"), ("lzip", "lzip -k {}"),
     ],
 )  # fmt: skip
 def test_a_compressed_tar_is_unpacked_by_the_command_that_is_named(photos, tar, tmp_path, program, pack):
@@ -70,7 +71,7 @@ def test_a_compressed_tar_is_unpacked_by_the_command_that_is_named(photos, tar, 
     else:
         subprocess.run(shlex.split(command), check=True, capture_output=True)
     assert labels(f"{packed}.tar") == labels(photos)
-    if program in ("zstd", "lz4"):
+    if program in ("zstd", "lz4", "lzip"):
         assert command in refused(lambda: list(lk.read_shards([packed])))
 
 
@@ -100,6 +101,15 @@ def test_a_tar_of_tars_is_unpacked_twice(photos, tmp_path):
     assert labels(tmp_path / "train") == labels(photos)
 
 
+def test_a_folder_of_compressed_tars_names_one(photos, tar, tmp_path):
+    (tmp_path / "set").mkdir()
+    packed = tmp_path / "set" / "a.tar.gz"
+    packed.write_bytes(gzip.compress(tar.read_bytes()))
+    said = refused(lambda: lk.ImageDataset(packed.parent))
+    assert "but 1 .gz: open one by its own path, whose error says how to unpack it" in said
+    assert "python -m labkit convert" in refused(lambda: list(lk.open_store(packed).keys()))
+
+
 # Tables.
 
 
@@ -127,13 +137,25 @@ def test_a_folder_of_parquet_parts_is_joined_or_opened_part_by_part(photos, tmp_
 
 
 class Compressing(Quiet, http.server.SimpleHTTPRequestHandler):
-    """A server that compresses images unasked."""
+    """A server that compresses all that it sends, or its listings alone."""
+
+    listings_alone = False
 
     def do_GET(self):
-        data = gzip.compress(Path(self.translate_path(self.path)).read_bytes())
+        path = Path(self.translate_path(self.path))
+        if not path.exists():
+            self.send_error(404)
+            return
+        is_listing = path.is_dir()
+        links = [f'<a href="{each.name}{"/" * each.is_dir()}">x</a>' for each in path.iterdir()] if is_listing else []
+        data = "".join(links).encode() if is_listing else path.read_bytes()
+        is_packed = is_listing or not self.listings_alone
+        data = gzip.compress(data) if is_packed else data
         self.send_response(200)
+        self.send_header("Content-Type", "text/html" if is_listing else "image/jpeg")
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Encoding", "gzip")
+        if is_packed:
+            self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         self.wfile.write(data)
 
@@ -141,8 +163,12 @@ class Compressing(Quiet, http.server.SimpleHTTPRequestHandler):
 def test_a_server_that_compresses_images_is_named(photos, monkeypatch):
     monkeypatch.chdir(photos)
     with serving(Compressing) as port:
-        said = refused(lambda: lk.ImageDataset(lk.HttpStore(f"http://127.0.0.1:{port}", keys=KEYS))[0])
-    assert "it is a gzip file, as a server sends that compresses images: have it send them as they are" in said
+        store = lk.HttpStore(f"http://127.0.0.1:{port}")
+        assert list(store.keys()) == KEYS
+        said = refused(lambda: lk.ImageDataset(store)[0])
+        assert "it is a gzip file, as a server sends that compresses images: have it send them as they are" in said
+        monkeypatch.setattr(Compressing, "listings_alone", True)  # as the message says
+        assert labels(store) == labels(photos)
 
 
 @pytest.mark.parametrize("form", ["folder", "tar"])

@@ -6,6 +6,7 @@ What they become is the same in data sets, in pixels and in shards, from the fil
 import io
 import json
 import struct
+import tarfile
 import warnings
 import zlib
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 import labkit as lk
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
+from labkit.errors import PixelError
 from tests.labeled import every_way, of_batches, of_pixels, of_shards
 from tests.memory_store import MemoryStore
 from tests.shards import PICTURE, picture, write
@@ -34,9 +36,14 @@ BECOME = {
     "bools": ([True, False, True, True, False], np.int64),
     "bytes of NumPy": (np.array([3, 0, 2, 2, 255], np.uint8), np.int64),
     "large ints": ([2**40, -1, 0, 1, 2], np.int64),
+    "0-d tensors": ([torch.tensor(n) for n in (3, 0, 2, 2, 7)], np.int64),
     "floats": ([0.1, -2.5, 1e-9, 3, float("inf")], np.float32),
+    "doubles": (np.linspace(0, 1, 5), np.float32),
+    "bfloat16": (torch.linspace(0, 1, 5, dtype=torch.bfloat16), np.float32),
     "vectors of ints": ([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [1, 0, 0]], np.int64),
     "vectors with a gap": (np.array([[1, 0.5], [np.nan, 2], [0, 0], [1, 1], [0.1, 0]]), np.float32),
+    "arrays": ([np.full(2, n) for n in range(5)], np.int64),
+    "matrices": (np.arange(20.0).reshape(5, 2, 2), np.float32),
 }
 """Numbers, and the type of what they become."""
 
@@ -64,7 +71,8 @@ def assert_same(found, expected) -> None:
 @pytest.mark.parametrize("name", BECOME)
 def test_numbers_are_those_of_numpy_in_batches_too(store, tmp_path, labeled, name):
     values, dtype = BECOME[name]
-    expected = np.stack(values).astype(dtype)
+    arrays = [np.asarray(torch.as_tensor(value).float() if name == "bfloat16" else value) for value in values]
+    expected = np.stack(arrays).astype(dtype)
     found = labeled(store, tmp_path, keys=KEYS, labels=values)
     assert (found.made.classes, found.keys) == ([], KEYS)
     assert_same(found.labels, expected)
@@ -105,8 +113,9 @@ def test_several_names_for_each_image_are_as_many_classes(store, tmp_path, label
 
 @every_way
 @pytest.mark.parametrize("values", [
-    [{}] * 5, [[1], [1, 2], [], [3], [4]], [["a"], ["a", "b"], ["b"], ["a"], ["b"]],
-], ids=["dicts", "ragged", "ragged names"])  # fmt: skip
+    [{}] * 5, [[1], [1, 2], [], [3], [4]], [1, "a", 2, "b", 3], [["a"], ["a", "b"], ["b"], ["a"], ["b"]],
+    [[[1, 2, 3, 4]]] * 5, [1j] * 5, [["a", 1]] * 5,
+], ids=["dicts", "ragged", "mixed", "ragged names", "boxes", "complex", "names and numbers"])  # fmt: skip
 def test_what_is_neither_a_number_nor_a_name_is_refused(store, tmp_path, labeled, values):
     with pytest.raises(
         TypeError, match=r"labels must be numbers or names of classes, .* those of MemoryStore are such"
@@ -136,17 +145,20 @@ def test_keys_choose_and_order_and_labels_go_with_them(store, tmp_path, labeled)
     assert (found.made.classes, found.labels.tolist()) == (["a", "b"], [1, 0])
 
 
+@every_way
 @pytest.mark.parametrize(("keys", "error", "said"), [
     (["a/1.png", "x.png", "y.png"], ValueError, r"no image 'x\.png', .*\(2 of its 3 are unknown\).*such as '5\.png'"),
     (["a/1.png", "a/2.png", "a/2.png", "a/1.png"], ValueError, r"more than once \(2 of them, the first 'a/1\.png'\)"),
     ([], ValueError, "keys must be a list of names of images.*, got none"),
-    ([1, 2], TypeError, "keys must be a list of names of images"),
+    ([1, 2], TypeError, r"numbers, the first 1, .*\.astype\(str\) \+ '\.png'; .*dtype=str"),
+    (["a/1.png", None], TypeError, "keys must be a list of names of images"),
+    ("a/1.png", TypeError, "keys must be a list of names of images.* got str"),
     ({"a/1.png": 1}, TypeError, "keys must be a list of names of images.* got dict"),
     (pd.DataFrame({"image": ["a/1.png"]}), TypeError, "keys must be a list of names of images.* got DataFrame"),
 ])  # fmt: skip
-def test_keys_that_choose_nothing_sure_are_refused(store, keys, error, said):
+def test_keys_that_choose_nothing_sure_are_refused(store, tmp_path, labeled, keys, error, said):
     with pytest.raises(error, match=said):
-        lk.ImageDataset(store, keys=keys, labels=dict.fromkeys(KEYS, 1))
+        labeled(store, tmp_path, keys=keys, labels=dict.fromkeys(KEYS, 1))
 
 
 # --- where labels are found
@@ -343,23 +355,28 @@ def test_a_store_may_have_labels_and_classes_of_its_own(store):
 # --- what is refused
 
 
+@every_way
 @pytest.mark.parametrize(("labels", "said"), [
     ({"a/1.png": 1, "a/2.png": 2}, r"3 images of 5 have no label, such as '5\.png': add .* to labels=, .* by keys="),
     ({"x/1.png": 1}, r"no label for any image of MemoryStore: its names are such as 'x/1\.png', .* '5\.png'"),
+    ({}, r"5 images of 5 have no label"),
     ([1, 2, 3], r"labels has 3 labels, and MemoryStore 5 images"),
     ([0.5, float("nan"), 1, 2, 3], r"1 image of 5 has no label, .*'a/1\.png'"),
     (["x", None, "y", "x", "x"], r"1 image of 5 has no label, .*'a/1\.png'"),
     ([[1], None, [2], [3], pd.NA], r"2 images of 5 have no label, .*'a/[12]\.png'"),
     (pd.Series([1, None, 2, 3, 4], sorted(KEYS), dtype="Int64"), r"1 image of 5 has no label, .*'a/1\.png'"),
+    (pd.Series([1, 2], index=["a/1.png"] * 2), r"4 images of 5"),
     (pd.Series(range(7), index=[*KEYS, *KEYS[:2]]), r"more than once \(2 of them, the first 'a/1\.png'\).*vector of 0"),
     ([2**63] * 5, r"must fit into 64 bits"),
+    ([1, 2, 3, 4, -(2**70)], r"must fit into 64 bits with a sign, got -1180591620717411303424"),
 ])  # fmt: skip
-def test_labels_that_are_missing_or_double_are_counted_and_named(store, labels, said):
+def test_labels_that_are_missing_or_double_are_counted_and_named(store, tmp_path, labeled, labels, said):
     with pytest.raises(ValueError, match=said):
-        lk.ImageDataset(store, labels=labels)
+        labeled(store, tmp_path, labels=labels)
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("labels", [5, np.array(5), {1, 2}])
+@pytest.mark.parametrize("labels", [5, np.array(5), {1, 2}, iter([1]), b"abc"])
 def test_what_is_no_list_of_labels_is_refused(store, labels):
     with pytest.raises(TypeError, match=r"^labels must be a list .*a mapping of keys .*a function of the key; got"):
         lk.ImageDataset(store, labels=labels)
@@ -367,7 +384,7 @@ def test_what_is_no_list_of_labels_is_refused(store, labels):
 
 def test_a_table_is_refused(store):
     frame = pd.DataFrame({"image": KEYS, "label": range(5)})
-    with pytest.raises(TypeError, match=r"got DataFrame\. Of a table, pass two columns: labels=dict\(zip\("):
+    with pytest.raises(TypeError, match=r'got DataFrame\. Pass its columns: labels=dict\(zip\(frame\["image"\]'):
         lk.ImageDataset(store, labels=frame)
 
 
@@ -379,6 +396,16 @@ def test_a_table_is_refused(store):
 def test_numbers_that_are_none_of_the_classes_are_refused(store, labels, said):
     with pytest.raises(ValueError, match=said):
         lk.ImageDataset(store, classes=["x", "y"], labels=labels, keys=KEYS)
+
+
+def test_texts_that_became_classes_are_told():
+    keys = [f"{number}.png" for number in range(50)]
+    with pytest.warns(LabelWarning, match=r"has 26 different labels in 50 images, .* pass the list of classes= if"):
+        classes, _ = labels_of(keys, labels=[str(min(number, 25)) for number in range(50)])
+    assert len(classes) == 26
+    for labels in ([str(min(number, 24)) for number in range(50)], [str(number) for number in range(20)]):
+        labels_of(keys[: len(labels)], labels=labels)  # half of them, and few: tells nothing
+    labels_of(keys, [f"{number}" for number in range(50)], labels=[f"{number}" for number in range(50)])
 
 
 # --- batches
@@ -443,9 +470,23 @@ def test_pixel_files_keep_labels_as_documented(store, tmp_path, labels, options,
     assert label_column(tmp_path / "x.pixels") == expected
 
 
+def test_a_pixel_file_with_texts_of_an_earlier_version_is_refused(store, tmp_path):
+    of_pixels(store, tmp_path, labels=[0.5, 1, 2, 3, 4], keys=KEYS)
+    data = bytearray((tmp_path / "x.pixels").read_bytes())
+    old, new = b'"labels": [0.5, 1.0, 2.0, 3.0, 4.0], "dtype": "float32"', b'"labels": ["a", "b", "c", "d", "e"]'
+    place = data.index(old)
+    data[place : place + len(old)] = new.ljust(len(old))
+    index_bytes = struct.unpack_from("<Q", data, 24)[0]
+    struct.pack_into("<I", data, 40, zlib.crc32(data[128 : 128 + index_bytes]))
+    struct.pack_into("<I", data, 124, zlib.crc32(data[:124]))
+    (tmp_path / "x.pixels").write_bytes(data)
+    with pytest.raises(PixelError, match=r"neither numbers nor classes, .* remove it and build it again"):
+        lk.PixelStore(tmp_path / "x.pixels")
+
+
 @pytest.mark.parametrize("make", [of_pixels, of_shards])
 @pytest.mark.parametrize(("before", "after"), [
-    ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6]), ([1, 2, 3, 4, 5], [1.0, 2, 3, 4, 5]),
+    ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6]), ([1, 2, 3, 4, 5], [1.0, 2, 3, 4, 5]), ([0.5, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
     ([[1, 0]] * 5, [[1, 0]] * 4 + [[1, 1]]),
 ])  # fmt: skip
 def test_a_rerun_with_other_labels_is_refused_and_one_with_the_same_is_not(store, tmp_path, make, before, after):
@@ -470,6 +511,16 @@ def test_webdataset_reads_what_labels_are_in_shards(store, tmp_path):
         samples = list(wds.WebDataset(str(root / "shard-000000.tar"), shardshuffle=False).decode())
         assert [sample[part] for sample in samples] == expected
         assert [set(sample) for sample in samples] == [{"__key__", "__url__", "__local_path__", "png", part}] * 5
+
+
+def test_shards_keep_to_their_limit_with_long_labels(store, tmp_path):
+    labels = np.arange(5 * 300).reshape(5, 300)
+    root = write(store, tmp_path / "set", labels=labels, max_bytes=20_480)
+    sizes = [path.stat().st_size for path in sorted(root.glob("*.tar"))]
+    assert sizes == [10_240] * len(sizes) or max(sizes) <= 20_480
+    with tarfile.open(root / "shard-000000.tar") as tar:
+        assert [info.name for info in tar][:2] == ["5.json", "5.png"]
+    assert [label.tolist() for _, label in lk.read_shards(root)] == labels.tolist()
 
 
 # --- shards of others
@@ -520,6 +571,8 @@ def test_a_manifest_says_what_labels_are(store, tmp_path):
     assert json.loads((root / "manifest.json").read_text())["labels"] == "numbers"
     assert [label.tolist() for _, label in lk.read_shards(root)] == [[1, 2]] * 5
     text = (root / "manifest.json").read_text()
+    (root / "manifest.json").write_text(text.replace('"numbers"', '"objects"'))  # which earlier versions wrote
+    assert [label for _, label in lk.read_shards(root)] == [[1, 2]] * 5
     (root / "manifest.json").write_text(text.replace('"numbers"', '"unheard of"'))
     with pytest.raises(ValueError, match=r"manifest\.json is not a manifest of shards"):
         lk.read_shards(root)

@@ -3,6 +3,7 @@
 import logging
 import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from functools import partial
 import fsspec
 import pytest
 
-from labkit import FolderStore, HttpStore, ObjectStore, TarStore, open_store
+from labkit import FolderStore, HttpStore, ObjectStore, PixelStore, TarStore, course, open_store, write_shards
 from labkit.data.remote import reads_ahead
 from labkit.data.stores import ListedStore
 from labkit.errors import StorageError, TarError
@@ -96,7 +97,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(server):
         HttpStore(f"{server.url}/p").keys()
 
 
-OTHER_PROGRAMS = ["{", '{"photos": [{"name": "a"}]}']
+OTHER_PROGRAMS = ["[]", "{", '{"photos": [{"name": "a"}]}', '{"photos": []}']
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_manifest_of_ours_is_believed_and_asked_for_once(server, manifest, key
     assert given.read("a.jpg") == b"photo"
 
 
-@pytest.mark.parametrize("page", [b'<a href="notes.txt">x</a>', b"\xff\xfe\x00", 404])
+@pytest.mark.parametrize("page", [b"", b"no links here", b'<a href="notes.txt">x</a>', b"\xff\xfe\x00", 404, 410])
 def test_where_nothing_is_listed_the_remedy_is_named(server, page):
     """What is advised can be done: `open_store` takes no keys."""
     server.files["/p/"], said = page, "lists no images: .*"
@@ -173,6 +174,20 @@ def test_connections_are_kept(photo):
     assert (len(photo.asked), photo.connections) == (22, 1)
 
 
+def test_a_connection_that_the_server_closed_is_opened_again(photo):
+    get = make_get(photo, retries=0)
+
+    def close_after(handler):
+        handler.answer(handler.whole())
+        handler.close_connection = True
+
+    for _ in range(3):
+        photo.script[PATH] = [close_after]
+        get()
+        assert photo.closed.acquire(timeout=20)
+    assert get() == DATA
+
+
 def read_together(server: ScriptedServer, path: str, read: Callable[[], bytes], n_at_once: int) -> set[bytes]:
     """What is read when the server answers only so many requests together."""
     barrier = threading.Barrier(n_at_once, timeout=20)
@@ -182,15 +197,16 @@ def read_together(server: ScriptedServer, path: str, read: Callable[[], bytes], 
         return {future.result() for future in [*together, *(pool.submit(read) for _ in range(50))]}
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [(6, 6), (1, 3)])
+@pytest.mark.parametrize(("allowed", "expected"), [(6, 6), (1, 3), (None, 3)])
 def test_threads_have_connections_of_their_own_and_more_when_asked_for(photo, allowed, expected):
     store = HttpStore(f"{photo.url}/p", num_connections=3)
-    store.allow_requests(allowed)
+    if allowed:
+        store.allow_requests(allowed)
     assert read_together(photo, PATH, lambda: store.read(KEY), expected) == {DATA}
     assert photo.connections == expected
 
 
-TRANSIENT = [status(503), status(408), status(429, Retry_After="0"), cut, drop, noise]
+TRANSIENT = [*map(status, (500, 503, 520, 408, 425)), status(429, Retry_After="0"), cut, drop, noise]
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
@@ -210,7 +226,7 @@ def test_a_stalled_body_is_given_up(photo):
     assert len(photo.asked) == 2
 
 
-@pytest.mark.parametrize(("retry_after", "longest"), [("1000000", 10), ("2", 2), (None, 0)])
+@pytest.mark.parametrize(("retry_after", "longest"), [("1000000", 10), ("2", 2), ("soon", 0), (None, 0)])
 def test_waits_are_what_a_server_asks_for_and_bounded(photo, monkeypatch, retry_after, longest):
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
@@ -219,7 +235,7 @@ def test_waits_are_what_a_server_asks_for_and_bounded(photo, monkeypatch, retry_
     assert waits == [longest] * 12 if longest else max(waits) == 10  # of its own, they grow
 
 
-@pytest.mark.parametrize("code", [400, 501, 403])
+@pytest.mark.parametrize("code", [400, 501, 204, 401, 403])
 def test_other_statuses_are_errors_at_once(photo, code):
     photo.script[PATH] = [lambda handler: handler.say(code)]
     said = rf": access denied \({code}\); check the credentials" if code in (401, 403) else f" answered {code}"
@@ -304,10 +320,11 @@ def test_the_index_is_kept_at_home_until_the_tar_changes(remote, server, own_hom
     assert len(set(kept)) == 1
 
 
-def test_a_tar_that_is_deleted_on_the_server_is_missing(remote, server):
+@pytest.mark.parametrize("code", [404, 410])
+def test_a_tar_that_is_deleted_on_the_server_is_missing(remote, server, code):
     """While it is read, and before its first byte."""
     remote.read(DOG)
-    server.script[TAR] = [status(404)] * 2
+    server.script[TAR] = [status(code)] * 2
     for read in (lambda: remote.read(DOG), TarStore(f"{server.url}{TAR}").keys):
         with pytest.raises(FileNotFoundError, match=rf"{server.url}/t/a\.tar does not exist"):
             read()
@@ -350,7 +367,7 @@ NO_RANGES = "the server does not support range requests"
 @pytest.mark.parametrize(
     ("content_range", "n_bytes", "said"),
     [
-        *((said, 1, NO_RANGES) for said in ("", "bytes 0-0/*", "bytes 7-7/10000")),
+        *((said, 1, NO_RANGES) for said in ("", "bytes 0-0/*", "bytes 7-7/10000", "items 0-0/9")),
         ("bytes 0-2999/999999", 3000, NO_RANGES),
         ("bytes {start}-{end}/999999", 50, r"the server sent 50 bytes instead of the \d+ requested: run again"),
     ],
@@ -434,6 +451,7 @@ fsspec.register_implementation("failing", FailingFilesystem, clobber=True)
     [
         (ClientError("http://user:secret@host/a?signature"), r"no complete answer \(ClientError\): check the server"),
         (OSError(121, "Internal Server Error"), r"no complete answer \(Internal Server Error\): check the server"),
+        (PermissionError("Access Denied"), r"access denied \(Access Denied\); check the credentials"),
         (PermissionError("No such key; signature=secret."), r"access denied \(No such key; signature=\.\.\.\); check"),
     ],
 )
@@ -455,6 +473,30 @@ def test_an_object_of_which_too_much_or_too_little_comes_is_an_error(n_bytes):
     store = ObjectStore("failing://bucket", n_bytes=n_bytes)
     store.allow_requests(64)  # of which only S3's client is told
     assert store.read("a.jpg") == f"{{'n_bytes': {n_bytes}}}".encode()
+
+
+class ListingFilesystem(fsspec.AbstractFileSystem):
+    """An object store that tells the size of one of its two objects."""
+
+    protocol = "listing"
+    cachable = False
+
+    sizes = ({"size": 7}, {}, {"size": 9})
+
+    def find(self, path, **options):
+        return {f"{path}/{letter}.jpg": about for letter, about in zip("abc", self.sizes, strict=False)}
+
+    def cat_file(self, path, start=None, end=None, **options):
+        return b"photo"
+
+
+def test_the_sizes_of_objects_are_those_of_the_listing(monkeypatch):
+    fsspec.register_implementation("listing", ListingFilesystem, clobber=True)
+    store = ObjectStore("listing://bucket")
+    assert store.sizes().tolist() == [7, 5, 9]
+    monkeypatch.setattr(ListingFilesystem, "sizes", ({"size": 7}, {}))
+    with pytest.raises(KeyError, match=r"'c\.jpg' is no longer under listing://bucket: open the store again"):
+        store.sizes()
 
 
 # What is read as a whole.
@@ -499,12 +541,36 @@ def test_who_stops_reading_waits_for_no_more():
     assert 1 <= len(asked) <= 32
 
 
-def test_a_service_that_does_not_answer_is_told():
+@pytest.mark.parametrize("pack", [write_shards, PixelStore.build])
+def test_what_is_packed_of_object_storage_is_that_of_its_folder(tmp_path, photo_set, pack):
     pytest.importorskip("s3fs")
+    made = []
+    with course.serve_s3({"photos": photo_set}) as options:
+        for name, store in {"near": FolderStore(photo_set), "far": ObjectStore("s3://photos", **options)}.items():
+            (tmp_path / name).mkdir()
+            pack(store, tmp_path / name / "made", num_workers=1, progress=False)
+            paths = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+            made.append({path.name: path.read_bytes() for path in paths})
+    assert made[0] == made[1] != {}
+
+
+@pytest.mark.parametrize("how", ["option", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_service_that_does_not_answer_is_named(monkeypatch, how):
+    pytest.importorskip("s3fs")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     options = {"config_kwargs": {"retries": {"max_attempts": 0}}, "key": "k", "secret": "s"}
-    store = ObjectStore("s3://bucket/a", endpoint_url="http://127.0.0.1:9", **options)
-    with pytest.raises(OSError, match=r"^s3://bucket/a/b gave no complete answer \(\w+\): check"):
-        store.read("b")
+    if how == "option":
+        options["endpoint_url"] = url.replace("127", "me:hu5h@127")
+    else:
+        monkeypatch.setenv(how, url)
+    for call in (
+        ObjectStore("s3://bucket/a", **options).keys,
+        partial(ObjectStore("s3://bucket/a", **options).read, "b"),
+    ):
+        with pytest.raises(OSError, match=rf"^s3://bucket/a(/b)? at {url} gave no complete answer \(\w+\): check"):
+            call()
 
 
 def test_without_s3fs_its_extra_is_named(monkeypatch):

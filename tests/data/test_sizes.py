@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
 from labkit import collect_sizes
-from labkit.data.sizes import choose_readers, parse_cache_name, read_headers, sizes_from_caches
+from labkit.data.headers import read_header
+from labkit.data.sizes import Readers, choose_readers, parse_cache_name, read_headers, sizes_from_caches
 from labkit.util.machine import disk_under
 from tests.image_files import encoded, write_pictures
 from tests.paths import run_script
@@ -155,18 +157,16 @@ SIZELESS = (
     "a_-512x0768_sd.npz", "a_\u0660512x0768_sd.npz", "a_0000x0000_sd.npz", "a-0512x0768_sd.npz",
     "a_0512x0768_sd.npz\n", "a_0512x1000000000_sd.npz",
 )  # fmt: skip
+SIDES = st.integers(1, 999_999_999)
 
 
-@pytest.mark.parametrize(
-    ("name", "stated"),
-    [
-        ("a_0512x0768_sd", ("a", 512, 768)), ("a_0100x0100_0512x0768_sd", ("a_0100x0100", 512, 768)),
-        ("__0512x0768_sdxl", ("_", 512, 768)), ("line\nbreak [1]*_10000x0007_sd3", ("line\nbreak [1]*", 10_000, 7)),
-        ("é_0512x0768_flux", ("é", 512, 768)), ("a_999999999x0001_anima", ("a", 999_999_999, 1)),
-    ],
-)  # fmt: skip
-def test_a_cache_name_states_its_size(name, stated):
-    assert parse_cache_name(f"{name}.npz") == stated
+@settings(max_examples=50, deadline=None)
+@given(st.text(min_size=1), SIDES, SIDES, st.sampled_from(["sd", "sdxl", "sd3", "flux", "hi", "lumina", "anima"]))
+@example("a_0100x0100", 512, 768, "sd")
+@example("_", 512, 768, "sdxl")
+@example("line\nbreak [1]*", 10_000, 7, "sd3")
+def test_a_cache_name_states_its_size(stem, width, height, model):
+    assert parse_cache_name(f"{stem}_{width:04d}x{height:04d}_{model}.npz") == (stem, width, height)
 
 
 def test_other_names_state_no_size():
@@ -204,32 +204,41 @@ def test_a_cache_belongs_to_the_image_of_its_stem(images, caches, expected):
 
 # The choice of readers for many headers; any choice gives the same headers.
 
-US, MS = 1e-6, 1e-3
+US, MS, MANY = 1e-6, 1e-3, 10**6
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "rotating", "expected"),
-    [(40 * US, False, 1), (90 * US, True, 6), (5 * MS, False, 32), (9 * MS, True, 1)],  # 90 us: no head that travels
+    ("wall_s", "cpu_s", "n_files", "options", "expected"),
+    [
+        (7 * US, 7 * US, 1000, {}, ("local", 1)),
+        (7 * US, 7 * US, MANY, {}, ("local", 4)),
+        (7 * US, 7 * US, MANY, {"cores": 1}, ("local", 1)),
+        (7 * US, 7 * US, 1000, {"num_workers": 3}, ("local", 3)),
+        (90 * US, 40 * US, 1000, {"rotating": True}, ("threads", 6)),  # too fast for a head that travels
+        (5 * MS, 40 * US, 1000, {}, ("threads", 32)),
+        (9 * MS, 40 * US, 1000, {"rotating": True}, ("threads", 1)),
+    ],
 )
-def test_readers_are_chosen_by_what_a_file_took(wall_s, rotating, expected):
-    assert choose_readers(wall_s, 40 * US, rotating=rotating) == expected
+def test_readers_are_chosen_by_what_a_file_took(wall_s, cpu_s, n_files, options, expected):
+    assert choose_readers(wall_s, cpu_s, n_files, **{"rotating": False, "cores": 4, **options}) == expected
 
 
-def test_any_readers_give_the_same_headers_in_order(tmp_path):
-    paths = [str(tmp_path / f"{number:03}.png") for number in range(200)]
+@pytest.mark.parametrize("engine", ["threads", pytest.param("local", marks=pytest.mark.exhaustive)])
+def test_any_readers_give_the_same_headers_in_order(tmp_path, monkeypatch, engine):
+    paths = [tmp_path / f"{number:03}.png" for number in range(300)]
     for number, path in enumerate(paths):
-        data = encoded(Image.new("RGB", (number + 1, 2)), "PNG") if number % 10 else b"broken"
-        Path(path).write_bytes(data)
-    expected = [None if number % 10 == 0 else number + 1 for number in range(200)]
-    for num_workers in (1, 2):
-        assert [header.width for header in read_headers(paths, num_workers=num_workers, progress=False)] == expected
+        path.write_bytes(encoded(Image.new("RGB", (number + 1, 2)), "PNG") if number % 10 else b"broken")
+    paths = list(map(str, paths))
+    expected = [read_header(path) for path in paths]
+    assert [header.width for header in expected[:12]] == [None, *range(2, 11), None, 12]
+    monkeypatch.setattr("labkit.data.sizes.choose_readers", lambda *_, **__: Readers(engine, 2))  # no disk is so slow
+    assert read_headers(paths, progress=False) == expected
+    assert read_headers(paths[:3]) == expected[:3]
     assert read_headers([]) == []
 
 
-@pytest.mark.parametrize(
-    ("flag", "layout", "expected"),
-    [("1\n", "disk", ("sda", True)), ("0\n", "partition", ("sda", False)), (None, "disk", ("", False))],
-)
+@pytest.mark.parametrize(("flag", "expected"), [("1\n", ("sda", True)), ("0\n", ("sda", False)), (None, ("", False))])
+@pytest.mark.parametrize("layout", ["disk", "partition"])
 def test_the_kernels_word_on_rotation(tmp_path, flag, expected, layout):
     disk = tmp_path / "block" / "sda"
     block = disk if layout == "disk" else disk / "sda1"

@@ -90,3 +90,22 @@ def test_a_foreign_file_is_refused_by_name(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"not\.csv is not a frame of runs"):
         load_frame(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("images_per_s", "fast", "images_per_s must hold finite numbers"), ("steady_s", "inf", "steady_s must hold"),
+        ("images_per_s", "0", "images_per_s must hold numbers > 0"), ("images_per_s", "-1", "must hold numbers > 0"),
+        ("images_per_s", "", "must hold numbers > 0"), ("is_warmup", "maybe", "is_warmup must hold True or False"),
+        ("scale", "ci,more", ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_have_been_measured_is_refused(frame_of, tmp_path, column, value, message):
+    frame = frame_of({"a": [0.5, 2.0], "b": [3.0, 4.0]}, "a").astype(str)
+    path = save_frame(frame, tmp_path / "a.csv")
+    assert len(load_frame(path)) == 4
+    frame.loc[1, column] = value
+    path.write_text(frame.to_csv(index=False).replace(f'"{value}"', value))
+    with pytest.raises(ValueError, match=f"a.csv is not a frame of runs: .*{message}"):
+        load_frame(path)

@@ -2,9 +2,11 @@
 
 import copy
 import weakref
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pkgutil import resolve_name
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -96,6 +98,12 @@ class Labeled(Pair):
         return made
 
 
+class Window(deque):
+    def __init__(self, name, values):
+        super().__init__(values, maxlen=2)
+        self.name = name
+
+
 class Grouped(defaultdict):
     def __init__(self, name, **items):
         super().__init__(list, items)
@@ -150,10 +158,12 @@ KINDS = {
     "nested": (nested, all_of_nested),
     "dict with a tensor for an attribute": (lambda image: Fields({}, image=image, name="n"), lambda batch: batch.image),
     "attribute dict": (lambda image: AttributeDict(image=image), lambda batch: batch.image),
+    "read-only dict": (lambda image: MappingProxyType({"image": image}), itemgetter("image")),
     "dict that holds itself": (circle, lambda batch: batch["again"][1]["again"][0]),
     "list of a name": (lambda image: Named("name", [image]), itemgetter(0)),
     "named tuple with attributes": (Labeled, lambda batch: batch.weights),
     "what torch.max gives": (lambda image: torch.max(image.view(1, -1).repeat(2, 1), dim=0), itemgetter(0)),
+    "deque of a name": (lambda image: Window("n", [image]), itemgetter(0)),
     "defaultdict of a name": (lambda image: Grouped("n", image=image), itemgetter("image")),
     "ordered dict of a name": (lambda image: Keyed("n", image=image), itemgetter("image")),
     "dict that refuses changes": (lambda image: Frozen(image=image), itemgetter("image")),
@@ -165,11 +175,30 @@ KINDS = {
 }
 
 
+def of_transformers(path, **data):
+    return resolve_name(f"transformers.{path}")(**data)
+
+
+OF_TRANSFORMERS = {
+    "encoding": (lambda image: of_transformers("BatchEncoding", data={"image": image}), itemgetter("image")),
+    "features": (lambda image: of_transformers("BatchFeature", data={"image": image}), lambda batch: batch.image),
+    "output of a model": (
+        lambda image: of_transformers("modeling_outputs:BaseModelOutput", last_hidden_state=image), itemgetter(0),
+    ),
+}  # fmt: skip
+
+
 def attributes(batch):
     return {name: value for name, value in getattr(batch, "__dict__", {}).items() if isinstance(value, str | int)}
 
 
-@pytest.mark.parametrize(("make", "find"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    ("make", "find"),
+    [
+        *(pytest.param(*kind, id=name) for name, kind in KINDS.items()),
+        *(pytest.param(*kind, id=name, marks=pytest.mark.frameworks) for name, kind in OF_TRANSFORMERS.items()),
+    ],
+)
 def test_tensors_are_moved_and_the_batch_stays_as_it_is(make, find):
     batch = make(torch.arange(3.0))
     before = copy.copy(attributes(batch))
