@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import accumulate, chain, islice, repeat
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
@@ -293,7 +294,17 @@ def _is_library(path: str) -> bool:
     """Whether a file is Python's or an installed package's, or none: a module that is frozen, a string."""
     if path.startswith(("<frozen", "<string>")) or any(part in path for part in _PACKAGES):
         return True
-    return os.path.realpath(path).startswith(tuple(folder + os.sep for folder in (*_LIBRARIES, _LABKIT)))
+    if os.path.realpath(path).startswith(tuple(folder + os.sep for folder in (*_LIBRARIES, _LABKIT))):
+        return True
+    return any(path.startswith(folder + os.sep) and _has_packages(folder) for folder in sys.path if folder)
+
+
+@cache
+def _has_packages(folder: str) -> bool:
+    """Whether pip has installed there, as it does with `--target`."""
+    with suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 def is_own(path: str) -> bool:

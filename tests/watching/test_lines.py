@@ -1,5 +1,6 @@
 """Which lines a training's time goes into: by planted lines in every part of it, of which the place is known."""
 
+import importlib
 import inspect
 import json
 import os
@@ -116,6 +117,18 @@ class TestALine:
         assert [line.what for line in sampled()] == [""]
         table = lines_table({**sampled(), Line(MAKING, "a", "b.py", 1): 1.0})
         assert [(row["what"], row["share"]) for row in table] == [("a", 0.5)], "its time is a part of the making"
+
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_is_no_line_of_a_package_that_pip_has_put_elsewhere(self, sampled, tmp_path, monkeypatch, installed):
+        (tmp_path / "tool.py").write_text("def use(call):\n    call()\n")
+        if installed:
+            (tmp_path / "tool-1.0.dist-info").mkdir()
+        monkeypatch.syspath_prepend(tmp_path)
+        importlib.import_module("tool").use(look)  # of the script
+        sys.modules.pop("tool")
+        [line] = sampled()
+        own = Line(MAKING, "use", __file__, line_with("# of the script"))
+        assert line == (own if installed else Line(MAKING, "use", str(tmp_path / "tool.py"), 2))
 
 
 def of_library(code, **names):
