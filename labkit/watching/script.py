@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from labkit.errors import CannotRun
 from labkit.util.ranks import number_in_environment
 from labkit.util.redact import redact
+from labkit.watching.advice import SHORT_NAMES
 from labkit.watching.loaders import rounded
 
 _SECRET = re.compile(
@@ -224,7 +225,8 @@ def before_termination(report: Callable[[], object]) -> None:
 if TYPE_CHECKING:
     from labkit.watching.report import WatchReport
 
-_ABOVE = 200  # the lowest number of its descriptor: those from 3 on are the script's files
+_BAR = 40
+_ABOVE = (200, 3)  # lowest numbers to try for a descriptor: those from 3 on are the script's files
 
 
 class Terminal:
@@ -238,9 +240,11 @@ class Terminal:
 
     @property
     def stream(self) -> TextIO:
-        """Where to write; nowhere, once a script has closed all files that it did not open."""
-        is_there = isinstance(self._own, io.StringIO) or _identity(self._own.fileno()) == self._file
-        return self._own if is_there else io.StringIO()
+        """Where to write; stderr itself where a script has closed all files that it did not open."""
+        if isinstance(self._own, io.StringIO) or _identity(self._own.fileno()) == self._file:
+            return self._own
+        is_there = _identity(2) == self._file
+        return _as_text(2, getattr(self._own, "encoding", "utf-8")) if is_there else io.StringIO()
 
     @property
     def descriptor(self) -> int | None:
@@ -260,7 +264,9 @@ class Terminal:
 
         said = ["", repr(report)]
         if is_verbose:
-            said += ["", *report.details, *_aligned(report.tables["loaders"])]
+            shares = ((SHORT_NAMES[name], share) for name, share in report.shares.items())
+            said += ["", *(f"{name:<14} {share:6.1%}  {'#' * round(_BAR * share)}" for name, share in shares)]
+            said += [*report.details, *_aligned(report.tables["loaders"])]
             said += _aligned(report.tables["ranks"]) if "ranks" in report.tables else []
         else:
             said.append(format_row("details", "--verbose, or in files: --html report.html, --json report.json"))
@@ -270,11 +276,14 @@ class Terminal:
 def _own_stderr() -> TextIO:
     """stderr under a descriptor of its own, which processes that the script starts or forks do not keep open."""
     try:
-        descriptor = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-    except (OSError, ValueError):  # it is closed, or a process may be allowed fewer files
+        descriptor = _copied(2)
+    except OSError:  # it is closed, and a file of the script may get its number
         return io.StringIO()
     os.register_at_fork(after_in_child=lambda: _close(descriptor))
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    return _as_text(descriptor, getattr(sys.stderr, "encoding", None) or "utf-8")
+
+
+def _as_text(descriptor: int, encoding: str) -> TextIO:
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
 
@@ -291,6 +300,13 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 def _close(descriptor: int) -> None:
     with suppress(OSError):  # a daemon closes all that it has, and then forks
         os.close(descriptor)
+
+
+def _copied(descriptor: int) -> int:
+    for above in _ABOVE[:-1]:
+        with suppress(ValueError, OSError):  # a process may be allowed fewer files
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE[-1])
 
 
 def _aligned(table: list[dict[str, Any]]) -> list[str]:

@@ -127,6 +127,7 @@ def test_it_is_short_and_verbose_adds_all_else(report, capfd):
     verbose = capfd.readouterr().err
     assert verbose.startswith(f"\n{report!r}\n")
     assert all(sentence in verbose for sentence in report.details)
+    assert re.search(r"^making batches +40\.0%  #{16}$", verbose, re.MULTILINE)
     assert re.search(r"^DataLoader 0 +training ", verbose, re.MULTILINE)
 
 

@@ -288,6 +288,7 @@ STREAMS = {
     "no streams": "sys.stdout = sys.stderr = None",
     "closed streams": "sys.stderr.close()\nsys.stdout.close()",
     "descriptor 2 is a file": "os.dup2(os.open('log', os.O_CREAT | os.O_RDWR), 2)\nsys.stderr.write('script ')",
+    "all files are closed": "os.closerange(3, 4096)",
     "descriptor 2 is free": "os.close(2)\nfile = open('log', 'w')\nfile.write('script ')",
 }
 
