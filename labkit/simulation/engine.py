@@ -5,6 +5,7 @@ When an operation is submitted, its place in simulated time is known. Its bytes 
 
 import heapq
 import math
+import threading
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class Engine:
         self._busy: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
         self._pending: list[tuple[float, int, Any]] = []
         self._numbers = count()
+        self._turn = threading.RLock()  # a DataLoader's thread pins batches beside the training
 
     def new_queue(self) -> Queue:
         self.queues.append(Queue(len(self.queues)))
@@ -78,20 +80,23 @@ class Engine:
 
         `begin` and `finish`, called at its start and its end, read and change the bytes in memory.
         """
-        queue = operation.queue
-        queue.n_submitted += 1
-        earlier = [one for one in (queue.newest, after) if one is not None]
-        operation.knows = _merge(self.host_knows, *(one.knows for one in earlier), {queue.number: queue.n_submitted})
-        operation.start_s = max([self.now_s, *(one.end_s for one in earlier)])
-        if operation.engine:
-            operation.start_s = self._reserve(operation.engine, operation.start_s, operation.seconds)
-        operation.end_s = operation.start_s + operation.seconds
-        queue.newest = operation
-        if begin is not None:
-            heapq.heappush(self._pending, (operation.start_s, next(self._numbers), begin))
-        heapq.heappush(self._pending, (operation.end_s, next(self._numbers), partial(self._end, operation, finish)))
-        self.advance(0.0)
-        return operation
+        with self._turn:
+            queue = operation.queue
+            queue.n_submitted += 1
+            earlier = [one for one in (queue.newest, after) if one is not None]
+            operation.knows = _merge(
+                self.host_knows, *(one.knows for one in earlier), {queue.number: queue.n_submitted}
+            )
+            operation.start_s = max([self.now_s, *(one.end_s for one in earlier)])
+            if operation.engine:
+                operation.start_s = self._reserve(operation.engine, operation.start_s, operation.seconds)
+            operation.end_s = operation.start_s + operation.seconds
+            queue.newest = operation
+            if begin is not None:
+                heapq.heappush(self._pending, (operation.start_s, next(self._numbers), begin))
+            heapq.heappush(self._pending, (operation.end_s, next(self._numbers), partial(self._end, operation, finish)))
+            self.advance(0.0)
+            return operation
 
     def _end(self, operation: Operation, finish: Callable[[], Any] | None) -> None:
         if finish is not None:
@@ -112,10 +117,11 @@ class Engine:
 
     def advance(self, seconds: float) -> None:
         """Let the host be busy for a while."""
-        self.now_s += seconds
-        while self._pending and self._pending[0][0] <= self.now_s:
-            with torch.no_grad(), disable_current_modes():
-                heapq.heappop(self._pending)[2]()
+        with self._turn:
+            self.now_s += seconds
+            while self._pending and self._pending[0][0] <= self.now_s:
+                with torch.no_grad(), disable_current_modes():
+                    heapq.heappop(self._pending)[2]()
 
     def wait(self, operation: Operation | None) -> None:
         """Let the host wait until an operation is done."""

@@ -143,7 +143,7 @@ def judge_budget(run: dict[str, Any], budget: Mapping[str, float]) -> list[str]:
         low, high = interval_of_means(shares, confidence=_CONFIDENCE)
         if low > most:
             said.append(f"over the budget: {name} is {_known(run, name):.1%} of the time, and may be {most:.1%}")
-        elif run["n_batches"] < FEW and high > most:
-            seen = f"{run['n_batches']} steps were counted, and {FEW} are needed"
+        elif (n_batches := run.get("n_batches", FEW)) < FEW and high > most:
+            seen = f"{n_batches} steps were counted, and {FEW} are needed"
             said.append(f"the budget {name}={most:.1%} cannot be judged: {seen}")
     return said

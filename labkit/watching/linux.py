@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.util.machine import CGROUP, MEMBERSHIP, cgroup_folders, usable_cores
+from labkit.util.machine import CGROUP, MEMBERSHIP, cgroup_folders
 
 
 def descriptor_of(pid: int, paths: set[str]) -> str:
@@ -227,7 +227,7 @@ def pressures(
 _FIRST_S, _EVERY_S, _MOST_OF_TIME = 1.0, 5.0, 0.01  # between looks, and the share of the time that they may take
 _WARM_S, _LEAST_GROWTH_S = 30.0, 60.0  # in which a worker fills its caches, and for which it is then seen to grow
 _GROWS = 0.01  # a minute: less is the allocator's play
-_MANY = 4  # times the cores: more workers than anybody asks about
+_MANY = 32  # more workers than anybody asks about
 _NO_LIMIT = 2**60  # bytes: cgroups of version 1 write a number beyond it
 
 
@@ -316,8 +316,7 @@ class Memory:
             more = self.n_more_workers // n_sharing
             each = f" in each of {n_sharing} processes" * (n_sharing > 1)
             workers = "worker" if more == 1 else "workers"
-            is_little = more < _MANY * usable_cores()
-            told += f"; room for {more or 'no'} more {workers}{each}" if is_little else "; plenty of RAM is left"
+            told += f"; room for {more or 'no'} more {workers}{each}" if more < _MANY else "; plenty of RAM is left"
         growth = self.worker_growth_bytes or 0.0
         if growth > _GROWS * self.worker_private_bytes:
             told += f"; a worker grows by {_size(growth)} a minute"

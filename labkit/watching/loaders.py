@@ -57,7 +57,7 @@ class LoaderTraits:
     makes_slow_pairs: bool = False
     n_batches: int | None = None
     in_order: bool = True
-    may_reorder: bool = True
+    may_reorder: bool = False
     batch_size: int | None = None
 
     @classmethod

@@ -361,9 +361,6 @@ def watch_script(program: Sequence[str], options: WatchOptions) -> None:
         finish.is_refused = end.code == 2  # as argparse ends it
         if end.code or not options.budget:
             raise
-    except Exception:
-        finish.has_failed = True
-        raise
     finally:
         try:
             finish.at_end()
@@ -383,7 +380,6 @@ class _Finish:
         self.pid, self.is_done = os.getpid(), False
         self.status = 0  # of a script that ended well
         self.is_refused = False  # the script has refused its arguments
-        self.has_failed = False  # its error says enough where hardly anything was seen
 
     def __call__(self) -> None:
         if self.is_done:
@@ -398,9 +394,7 @@ class _Finish:
                 self.status = OVER_BUDGET if self._options.budget else 0
                 self._say()
             except NothingSeen as error:
-                files_are_asked_for = self._options.json or self._options.html
-                is_of_interest = not self.is_refused or self._watched.record.loaders
-                if files_are_asked_for or (is_of_interest and not self.has_failed):
+                if not self.is_refused or self._watched.record.loaders:
                     self._terminal.tell(str(error))
             except BaseException as error:  # also Ctrl-C: the script has ended, or goes on, in its own way
                 self._terminal.tell(f"there is no report: {type(error).__name__}: {error}")

@@ -78,7 +78,8 @@ def test_a_name_whose_library_is_missing_names_its_extra(tmp_path, hidden):
 def test_a_command_whose_library_is_missing_names_its_extra(tmp_path, hidden, command):
     done = run(tmp_path, "-m", "labkit", command, *ARGUMENTS.get(command, []), **hidden())
     assert done.returncode == 2, done.stderr
-    said = rf"labkit: labkit {command} needs [\w, ]+(, of the extra '(\w+)')?: python -m pip install -e \"\.\[\w+\]\"\n"
+    install = rf"python -m pip install -e \"{re.escape(str(REPO))}\[\w+\]\""
+    said = rf"labkit: labkit {command} needs [\w, ]+(, of the extra '(\w+)')?: {install}\n"
     assert re.fullmatch(said, done.stderr), done.stderr
 
 

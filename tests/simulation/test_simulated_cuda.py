@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -442,3 +443,17 @@ def test_a_step_and_a_copy_take_as_long_as_they_do_not_overlap(slow, is_pinned, 
     torch.cuda.synchronize()
     ends_s = slow.timeline().query("kind == 'sleep'").end_s
     assert list(ends_s.diff()[1:]) == pytest.approx([expected_s] * 4)
+
+
+def test_threads_may_queue_work_at_once():
+    """A DataLoader's thread pins batches beside the training."""
+    with lk.simulated_cuda() as simulation:
+
+        def queue_events(_):
+            for _ in range(500):
+                torch.cuda.Event().record()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(queue_events, range(4)))
+        torch.cuda.synchronize()
+        assert simulation.now_s >= 0

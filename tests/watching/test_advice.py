@@ -270,8 +270,20 @@ class TestTheSlowestLine:
 
 def test_another_order_makes_no_worker_faster():
     costs = costs_of(prepare=3.5, step=0.5, together=4.0, making=7.0)
-    found = advice.advise(costs, LoaderTraits(num_workers=2), in_line_s=3.0)
+    found = advice.advise(costs, LoaderTraits(num_workers=2, may_reorder=True), in_line_s=3.0)
     [order] = [each for each in found if each.rung == "order"]
     assert order.speedup == pytest.approx(4.0 / 3.5)
     busy = replace(costs, making=8.0)  # its two workers never rest
-    assert "order" not in [each.rung for each in advice.advise(busy, LoaderTraits(num_workers=2), in_line_s=3.0)]
+    traits = LoaderTraits(num_workers=2, may_reorder=True)
+    assert "order" not in [each.rung for each in advice.advise(busy, traits, in_line_s=3.0)]
+    before_torch_2_6 = advice.advise(costs, LoaderTraits(num_workers=2), in_line_s=3.0)
+    assert "order" not in [each.rung for each in before_torch_2_6]
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("2.5.1+cu124", True), ("2.11.0", False), ("3.0.0a0", False)])
+def test_an_older_torch_is_told_that_the_loaders_need_a_newer_one(monkeypatch, version, is_told):
+    monkeypatch.setattr(torch, "__version__", version)
+    costs = costs_of(prepare=4.0, together=10.0)
+    [best, *_] = advice.advise(costs, LoaderTraits(num_workers=2, is_batch_loader=True))
+    assert "lk.PixelStore" in best.action
+    assert ("needs torch 2.11 or newer" in best.action) == is_told

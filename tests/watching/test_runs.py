@@ -172,6 +172,13 @@ class TestABudget:
         [said] = judge_budget(report(10.0, n_blocks=1), {"waiting": 0.9})
         assert "cannot be judged" in said
 
+    def test_cannot_be_judged_by_a_few_steps_that_may_be_beyond_it(self):
+        run = report(10.0, noise=0.3) | {"n_batches": 17}
+        assert judge_budget(run, {"waiting": 0.9}) == []
+        [said] = judge_budget(run, {"waiting": 0.5})
+        assert said.endswith("cannot be judged: 17 steps were counted, and 20 are needed")
+        assert judge_budget(run | {"n_batches": 20}, {"waiting": 0.5}) == []
+
     @pytest.mark.parametrize(
         ("budget", "end", "status"),
         [
