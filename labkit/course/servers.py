@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
+from xml.etree import ElementTree
 
 from labkit.errors import MissingFileError, MissingLibraryError, StorageError
 from labkit.util.files import key_from_name, path_from_key
@@ -73,7 +74,7 @@ def serve_s3(buckets: Mapping[str, str | os.PathLike], *, latency_ms: float = 0.
     """Serve folders as the buckets of an S3 service on the loopback interface.
 
     It runs in a process of its own, and accepts any credentials. Objects can be listed, read whole or in ranges,
-    or written; the folders themselves stay as they are.
+    written and removed; the folders themselves stay as they are.
 
     Args:
         buckets: Name of each bucket, and the folder whose files are its objects.
@@ -193,6 +194,14 @@ def _serve_s3(latency_ms: str, folders: str, written: str) -> None:
             with open(path, "wb") as file:
                 file.write(await request.read())
             return web.Response(headers={"ETag": f'"{uuid4().hex}"'})
+        if request.method == "DELETE":
+            objects.pop(key, None)
+            return web.Response(status=204)
+        if request.method == "POST" and "delete" in request.query:
+            for of_object in ElementTree.fromstring(await request.read()).iter():  # noqa: S314 - of this machine's client
+                if of_object.tag.endswith("Key"):
+                    objects.pop(of_object.text or "", None)
+            return web.Response(text="<DeleteResult/>", content_type="application/xml")
         if request.method not in ("GET", "HEAD"):
             return _s3_error(501, "NotImplemented", "This server takes whole objects, and not parts of them.")
         if not key:

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 import labkit as lk
 from labkit.data.dataset import Skipped
 from labkit.data.labels import LabelWarning, labels_of
-from labkit.errors import PixelError
 from tests.labeled import every_way, of_batches, of_pixels, of_shards
 from tests.memory_store import MemoryStore
 from tests.shards import PICTURE, picture, write
@@ -470,20 +469,6 @@ def test_pixel_files_keep_labels_as_documented(store, tmp_path, labels, options,
     assert label_column(tmp_path / "x.pixels") == expected
 
 
-def test_a_pixel_file_with_texts_of_an_earlier_version_is_refused(store, tmp_path):
-    of_pixels(store, tmp_path, labels=[0.5, 1, 2, 3, 4], keys=KEYS)
-    data = bytearray((tmp_path / "x.pixels").read_bytes())
-    old, new = b'"labels": [0.5, 1.0, 2.0, 3.0, 4.0], "dtype": "float32"', b'"labels": ["a", "b", "c", "d", "e"]'
-    place = data.index(old)
-    data[place : place + len(old)] = new.ljust(len(old))
-    index_bytes = struct.unpack_from("<Q", data, 24)[0]
-    struct.pack_into("<I", data, 40, zlib.crc32(data[128 : 128 + index_bytes]))
-    struct.pack_into("<I", data, 124, zlib.crc32(data[:124]))
-    (tmp_path / "x.pixels").write_bytes(data)
-    with pytest.raises(PixelError, match=r"neither numbers nor classes, .* remove it and build it again"):
-        lk.PixelStore(tmp_path / "x.pixels")
-
-
 @pytest.mark.parametrize("make", [of_pixels, of_shards])
 @pytest.mark.parametrize(("before", "after"), [
     ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6]), ([1, 2, 3, 4, 5], [1.0, 2, 3, 4, 5]), ([0.5, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
@@ -564,15 +549,3 @@ def test_labels_of_other_tools_shards(tmp_path, parts, expected):
 def test_samples_without_a_label_of_their_kind_are_named(tmp_path, files, said):
     with pytest.raises(ValueError, match=said):
         list(lk.read_shards(make_tar(tmp_path / "x.tar", files)))
-
-
-def test_a_manifest_says_what_labels_are(store, tmp_path):
-    root = write(store, tmp_path / "set", labels=[[1, 2]] * 5, keys=KEYS)
-    assert json.loads((root / "manifest.json").read_text())["labels"] == "numbers"
-    assert [label.tolist() for _, label in lk.read_shards(root)] == [[1, 2]] * 5
-    text = (root / "manifest.json").read_text()
-    (root / "manifest.json").write_text(text.replace('"numbers"', '"objects"'))  # which earlier versions wrote
-    assert [label for _, label in lk.read_shards(root)] == [[1, 2]] * 5
-    (root / "manifest.json").write_text(text.replace('"numbers"', '"unheard of"'))
-    with pytest.raises(ValueError, match=r"manifest\.json is not a manifest of shards"):
-        lk.read_shards(root)

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from labkit import TarStore
-from labkit.data.tar import SUFFIX
+from labkit.data.blobs import LocalBlob
+from labkit.data.tar import SUFFIX, read_index
 from labkit.errors import TarError
 from tests.children import in_children
 from tests.full_disk import full_disk
@@ -151,7 +152,8 @@ def test_a_member_may_be_larger_than_octal_digits_hold(path, kind):
     store = TarStore(path)
     assert list(store.keys()) == ["after.jpg", "large.jpg"]
     assert store.sizes().tolist() == [5, large.size]
-    assert [extent.offset for extent in store.extents("large.jpg", first=False)] == [start]
+    index = read_index(LocalBlob(path))
+    assert index.offsets[index.row("large.jpg")] == start
     assert store.read("after.jpg") == b"after"
 
 
@@ -169,8 +171,9 @@ def test_headers_of_ordinary_files_need_no_tarfile(path, monkeypatch):
         expected = {info.name: (info.offset_data, info.size) for info in tar}
     calls, fromtarfile = [], tarfile.TarInfo.fromtarfile
     monkeypatch.setattr(tarfile.TarInfo, "fromtarfile", lambda tar: calls.append(tar.offset) or fromtarfile(tar))
-    store = TarStore(path)
-    assert {name: extent[1:3] for name in store.names() for extent in store.extents(name, first=False)} == expected
+    index = read_index(LocalBlob(path))
+    places = zip(index.names, zip(index.offsets.tolist(), index.sizes.tolist(), strict=True), strict=True)
+    assert dict(places) == expected
     assert list(expected) == list(sizes)
     assert calls == [0]
 
@@ -249,12 +252,8 @@ def test_keys_are_the_images_however_they_are_spelled(path, dots):
     assert list(store.keys()) == sorted(KEYS)
     assert store.names() == sorted(FILES)
     assert repr(store) == "TarStore('a.tar', 6 images)"
-    for number, (name, data) in enumerate(FILES.items()):
+    for name, data in FILES.items():
         assert store.read(name) == store.read(f"./{name}") == data
-        (extent,) = store.extents(name, first=number == 0)
-        assert path.read_bytes()[extent.offset : extent.offset + extent.size] == data
-        assert (extent.file, extent.size, extent.opens) == (str(path), len(data), number == 0)
-        assert list(store.extents(f"./{name}", first=False)) == [extent._replace(opens=False)]
 
 
 def test_places_without_a_file_are_an_error_before_anything_is_read(tmp_path):
