@@ -69,7 +69,7 @@ _THREADED = 1.2  # processor seconds a second: above, the step has several threa
 def expected_s(num_workers: int, costs: Costs, cores: int, *, at_worst: bool = False) -> float:
     """Seconds per batch of training: workers share the making, and no core rests while there is work.
 
-    Processes on all cores share caches, memory and the kernel: with two workers next to the step, eleven trainings of
+    Processes on all cores share caches, memory and the kernel: with two workers next to the step, nine trainings of
     public repositories took up to 1.28 times as long as the sum of their parts (`.github/records.md`).
 
     The threads of an operator end it together. While one of them has no core, as a worker has it, the others wait at
