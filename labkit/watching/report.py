@@ -355,7 +355,7 @@ def _waiting(report: WatchReport) -> str:
     share = max(0.0, 1 - report.shares["compute"])
     of_run = f"{share:.0%} of the run"
     if report.has_few_batches:
-        return f"{of_run}; advice needs {FEW} steps after the warm-up, so watch more of them"
+        return f"{of_run}; advice needs {FEW} steps after the warm-up"
     if report.is_sampled and not share:
         return f"{of_run}, as far as can be seen: a batch may be made within the step"
     if share < MIN_SHARE:

@@ -73,11 +73,14 @@ PLACES = [
     ("a misspelt folder", "photoss", rf"'photoss'{NO_PLACE}it does not exist \(looked for in /"),
     ("one file", "photos/class0/00.jpg", rf"{NO_PLACE}it is a file\. Name the folder that it lies in"),
     ("pixels", "photos.pixels", rf"{NO_PLACE}it is a file.*lk\.PixelStore\(path\) opens what"),
-    ("a wildcard", "photos/*/*.jpg", rf"{NO_PLACE}it does not exist .*wildcards are not expanded"),
+    ("a wildcard", "photos/*/*.jpg", rf"{NO_PLACE}wildcards are not expanded: name the folder, .*keys="),
+    ("a variable", "$DATA/photos", rf"{NO_PLACE}variables are not expanded.*expandvars"),
+    ("one slash", "http:/host/photos", rf"{NO_PLACE}a URL begins with its scheme and ://"),
     ("a wrong scheme", "htp://host/photos", rf"{NO_PLACE}fsspec knows no scheme 'htp'"),
 ]  # fmt: skip
 SOURCES = [
-    ("an ImageFolder", lambda: batch(ImageFolder("photos")), TYPE, "images come from a store, .*: got ImageFolder"),
+    ("a list of files", lambda: batch(["photos/class0/00.jpg"]), TYPE, "got list. Some images .* chosen by keys="),
+    ("an ImageFolder", lambda: batch(ImageFolder("photos")), TYPE, "got ImageFolder. Pass .*, its `root`"),
     ("a loader", lambda: batch(DataLoader([1])), TYPE, "images come from a store, .*: got DataLoader"),
     ("a loader in a loader", lambda: loaded(lk.make_loader([1])), TYPE, "Loader is not a map-style .*its `dataset`"),
     ("a pointer of Git LFS", lambda: batch("pointers"), ARGUMENT, r"a/1\.jpg: .*pointer of Git LFS.*`git lfs pull`"),
@@ -86,7 +89,7 @@ SOURCES = [
      r"'a\.jpg' must lead to the bytes of an image file, got str"),
 ]  # fmt: skip
 LABELS = [
-    ("a path of labels", lambda: dataset(labels="labels.csv"), TYPE, r"got str\. Of a table, pass two"),
+    ("a path of labels", lambda: dataset(labels="labels.csv"), TYPE, r"got 'labels\.csv'\. Of a table, pass two"),
     ("labels in no order", lambda: dataset(labels=range(12)), ARGUMENT, "labels is range, which goes by position"),
     ("the same for batches", lambda: batch(labels=range(12)), ARGUMENT, "labels is range, which goes by position"),
     ("keys in a set", lambda: dataset(keys=set(KEYS)), TYPE, "keys must be a list of names of images, .*got set"),

@@ -74,7 +74,7 @@ def test_each_reason_has_its_share_of_the_time_and_they_are_all_of_the_waiting(r
         ({"is_bound": True}, "without waiting, at least 1.50 times as fast"),
         ({"is_bound": True, "ceiling_low": 0.7}, "too few steps were seen to say what that costs"),
         ({"ceiling": 2000.0}, "the step is hardly anything beside it"),
-        ({"n_batches": 3}, "; advice needs 20 steps after the warm-up, so watch more of them"),
+        ({"n_batches": 3}, "; advice needs 20 steps after the warm-up"),
         ({"ceiling": 123.4, "ceiling_low": 54.0, "ceiling_high": 210.0}, "123 times [54, 210] as fast"),
     ],
 )
