@@ -1,6 +1,7 @@
 """Judges of what learners build around a device: batches copied ahead, MixUp, and workers' random numbers."""
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -205,9 +206,10 @@ def _all_differ(drawn: np.ndarray) -> bool:
 
 def _two_epochs(dataset: Dataset, start: Any, of: str) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)  # from which DataLoader draws its workers' seeds
-    loader = DataLoader(
-        dataset, 8, num_workers=3, multiprocessing_context="fork", worker_init_fn=start, generator=generator
-    )
+    with warnings.catch_warnings(action="ignore"):  # of more workers than cores
+        loader = DataLoader(
+            dataset, 8, num_workers=3, multiprocessing_context="fork", worker_init_fn=start, generator=generator
+        )
     try:
         return torch.cat([batch for _ in range(2) for batch in loader]).numpy()
     except Exception as error:  # with the worker's traceback, whose last line says what is wrong
