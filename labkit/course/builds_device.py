@@ -210,9 +210,9 @@ def _two_epochs(dataset: Dataset, start: Any, of: str) -> np.ndarray:
         loader = DataLoader(
             dataset, 8, num_workers=3, multiprocessing_context="fork", worker_init_fn=start, generator=generator
         )
-    try:
-        return torch.cat([batch for _ in range(2) for batch in loader]).numpy()
-    except Exception as error:  # with the worker's traceback, whose last line says what is wrong
-        said = str(error).strip().splitlines()[-1]
+        try:
+            return torch.cat([batch for _ in range(2) for batch in loader]).numpy()
+        except Exception as error:  # with the worker's traceback, whose last line says what is wrong
+            said = str(error).strip().splitlines()[-1]
     gc.collect()  # torch's error holds the loader's workers, and itself
     raise AssertionError(f"with {of}, a worker raised {said}")
