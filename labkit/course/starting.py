@@ -106,5 +106,5 @@ class Start:
     def _origins(self) -> str:
         others = [origin for origin in dict.fromkeys(self.frame["origin"]) if origin != HERE]
         return (
-            f"* {', '.join(others)}; run `python -m labkit tour` for yours." if others else "Measured on this machine."
+            f"*: {', '.join(others)}; run `python -m labkit tour` for yours." if others else "Measured on this machine."
         )
