@@ -7,12 +7,12 @@ this machine.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from labkit.data.decode import decode, open_image
-from labkit.data.image_formats import JPEG
+from labkit.data.headers import read_header
+from labkit.data.image_formats import IMAGE_SUFFIXES, JPEG
 from labkit.errors import ArgumentError, DecodeError, MissingFileError
 from labkit.util.files import key_from_name, read_record, walk, write_atomic, write_record
 from labkit.util.machine import OWN_PHOTOS_VARIABLE, own_photos, photo_root
@@ -55,8 +55,10 @@ def link_photos(root: Path, count: int, profile: str) -> int:
         return len(links)
     if profile == "camera" and record is None and root.exists():  # with photos that labkit made for want of these
         return 0
-    chosen, left_out = list[Path](), list[str]()
-    candidates = iter(_in_mixed_order(_jpegs(source), source))
+    images = list(_images(source))
+    jpegs = [path for path in images if path.name.lower().endswith(_SUFFIXES)]
+    chosen, left_out = list[Path](), [f"{path.relative_to(source)}: no JPEG" for path in set(images) - set(jpegs)]
+    candidates = iter(_in_mixed_order(jpegs, source))
     while len(chosen) < count and (some := list(islice(candidates, count - len(chosen) + 8))):
         for path, reason in zip(some, _reasons(some, profile), strict=True):
             if reason is None:
@@ -68,7 +70,7 @@ def link_photos(root: Path, count: int, profile: str) -> int:
         return 0
     if len(chosen) < min(count, FEWEST):
         raise ArgumentError(
-            f"{source} holds {len(chosen)} JPEGs that can be decoded, at any depth, and {len(left_out)} that cannot: "
+            f"{source} holds {len(chosen)} JPEGs that can be decoded, at any depth, and {len(left_out)} other images: "
             f"the course takes {FEWEST} at least; leave {OWN_PHOTOS_VARIABLE} out for photos that labkit makes"
         )
     root.mkdir(parents=True, exist_ok=True)
@@ -86,14 +88,15 @@ def link_photos(root: Path, count: int, profile: str) -> int:
     return len(chosen)
 
 
-def _jpegs(folder: Path) -> Iterator[Path]:
+def _images(folder: Path) -> Iterator[Path]:
     for each in walk(folder):
         if each.error:
             raise each.error
-        yield from (folder / (each.prefix + name) for name in each.files if name.lower().endswith(_SUFFIXES))
+        yield from (folder / (each.prefix + name) for name in each.files if name.lower().endswith(_OF_IMAGES))
 
 
 _SUFFIXES = (*JPEG.suffixes, *JPEG.other_suffixes)
+_OF_IMAGES = (*_SUFFIXES, *IMAGE_SUFFIXES)
 
 
 def _in_mixed_order(paths: Iterable[Path], source: Path) -> list[Path]:
@@ -109,15 +112,15 @@ def _reasons(paths: list[Path], profile: str) -> list[str | None]:
 
 
 def _reason(path: Path, profile: str) -> str | None:
+    header = read_header(str(path))
+    if header.width and header.height and profile == "camera" and min(header.width, header.height) < LARGE_PX:
+        return ""
     try:
         data = path.read_bytes()
-        with suppress(Exception):  # which `decode` tells
-            if profile == "camera" and min(open_image(data).size) < LARGE_PX:
-                return ""
         decode(data, key=path.name)
         mode = open_image(data).mode
     except (DecodeError, OSError) as error:
-        return str(error)
+        return header.error or str(error)
     return None if mode in ("RGB", "L") else f"{mode}, and not RGB or gray"
 
 
@@ -138,7 +141,7 @@ def told_of(roots: Mapping[str, Path]) -> Iterator[str]:
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]  # a terminal may refuse odd bytes
     lines = sorted({line for text in texts for line in text.splitlines()})
     if lines:
-        yield f"left out of your photos, as far as they were looked at: {len(lines)}"
+        yield f"left out of your photos (not all may have been looked at): {len(lines)}"
         yield from (f"  {line}" for line in lines[:_MOST_TOLD])
     if len(lines) > _MOST_TOLD:
         yield f"  and more, in {', '.join(map(str, paths))}"

@@ -35,6 +35,7 @@ def own(tmp_path, monkeypatch):
     for name, data in BAD.items():
         (folder / "a" / name).write_bytes(data)
     (folder / "notes.txt").write_text("no photo")
+    (folder / "drawn.png").write_bytes(encoded(Image.new("RGB", (64, 64)), "PNG"))
     monkeypatch.setenv("LABKIT_PHOTOS", str(folder))
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     return folder
@@ -59,6 +60,7 @@ def test_bad_ones_are_named_on_the_terminal_and_in_no_result(own, capsys, monkey
     said = capsys.readouterr().out
     assert all(name in said for name in BAD)
     assert "notes.txt" not in said
+    assert "drawn.png: no JPEG" in said
     assert "CMYK, and not RGB or gray" in said
     assert "too few of your photos have 1000 pixels in their shorter side" in said
     keys = lk.FolderStore(course.photo_root("camera")).keys()
@@ -96,7 +98,7 @@ def test_an_interrupted_run_and_photos_that_are_gone_are_made_good(own, monkeypa
 def test_too_few_are_refused_with_what_is_wrong(own):
     for path in list(own.rglob("IMG*"))[1:]:
         path.unlink()
-    with pytest.raises(ValueError, match=r"holds 1 JPEGs that can be decoded, at any depth, and 4 that cannot"):
+    with pytest.raises(ValueError, match=r"holds 1 JPEGs that can be decoded, at any depth, and 5 other images"):
         lk.make_photos(course.photo_root("imagenet"), FEWEST, progress=False)
     assert not course.photo_root("imagenet").exists()
 
