@@ -98,7 +98,7 @@ def extras(distribution: str = DISTRIBUTION) -> dict[str, str]:
     try:
         about = metadata(distribution)
     except PackageNotFoundError:
-        return {distribution: f"is not installed: {install_command('test')}"}
+        return {"loaders": f"lacks labkit itself, which runs from its folder: {install_command('loaders')}"}
     requirements = [text.partition(";")[::2] for text in about.get_all("Requires-Dist", [])]
     found = {}
     for name in sorted(about.get_all("Provides-Extra", [])):
