@@ -49,7 +49,8 @@ def test_every_extra_that_is_named_has_the_package_that_is_missing():
         for path in REPO.glob("labkit/**/*.py")
         for extra in re.findall(r"install_command\(['\"](\w+)['\"]\)", path.read_text())
         for package in {"cluster": ["ray"], "s3": ["s3fs"], "fast": ["turbojpeg"], "peers": ["py-spy"],
-                        "site": ["sphinx", "myst-nb", "pydata-sphinx-theme"], "test": ["pytest"]}[extra]
+                        "site": ["sphinx", "myst-nb", "pydata-sphinx-theme"], "test": ["pytest"],
+                        "loaders": ["torch", "torchvision"]}[extra]
     }  # fmt: skip
     assert {extra for extra, _ in named} >= {"cluster", "s3", "peers", "site"}
     for extra, package in named:
