@@ -26,7 +26,7 @@ def run_tour(*, only: str = "", thorough: bool = False, store_outputs: bool = Fa
 
     Args:
         only: Starts of notebook names, comma-separated; empty: all.
-        thorough: Every comparison spends four budgets; otherwise each notebook's main one spends one.
+        thorough: Every comparison spends six budgets; otherwise each notebook's main one spends one.
         store_outputs: If no notebook fails, write all executed ones back in place, with their results, README's table,
             and the ladder's frame and figure. The run is thorough, and starts without earlier results, which are moved
             aside.

@@ -52,7 +52,7 @@ LEAVES_OUT = {
 }
 
 # Of an epoch: the slow rungs then take seconds, and other photos are drawn in each, so that no cache holds them.
-_MOST_PHOTOS = 512
+_MOST_PHOTOS = 256
 
 _CROP_ONLY = Recipe(jitter=0)
 
@@ -62,7 +62,7 @@ def ladder_loaders(
 ) -> dict[str, Iterable[Any]]:
     """The loader of every rung, each of which changes one thing in the one before it; for `measure_rungs`.
 
-    All give random crops of 224 x 224, flipped or not, of up to 512 photos in an epoch, drawn anew. `LEAVES_OUT` says
+    All give random crops of 224 x 224, flipped or not, of up to 256 photos in an epoch, drawn anew. `LEAVES_OUT` says
     what some of them leave out.
 
     Args:

@@ -47,7 +47,7 @@ _REPORTED_BY_LOADERS = (
     "page_cache",
 )
 _MAX_GROWTH = 4  # times the rounds before the first look: more would narrow an interval by less than half again
-_THOROUGH = 4  # times the budget: an interval of fifteen rounds is less than half as wide as one of five
+_THOROUGH = 6  # times the budget: an interval of sixteen rounds is about a third as wide as one of four
 _FEWEST_ROUNDS = 3  # of which an interval can be computed that is not absurdly wide
 _SHARE_OF_EFFECT = 0.1  # "ten times, within a quarter" is precise enough
 
@@ -81,7 +81,7 @@ def compare(
         baseline: Label of the variant that speed-ups refer to.
         rounds: Measured rounds. Default: as many as `precision` asks for, see `Stopping`.
         precision: Half-width of a 95 % interval that is narrow enough: 0.05 is 5 %.
-        budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant, and four times as
+        budget_s: Seconds for all measured rounds. Default: `lk.scale().budget_s` for each variant, and six times as
             much if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`.
         verdicts: Whether `summarize` judges the variants, or gives their ratios only.
         warmups: Rounds before them, of about one pass per variant, marked `is_warmup`, never summarized.

@@ -116,14 +116,14 @@ class Scale:
     n_camera: int
     batch_size: int
     rounds: int
-    budget_s: float = 1.5
+    budget_s: float = 1.0
     min_steady_s: float = 0.25
 
 
 _SCALES = {
     "ci": Scale("ci", n_photos=24, n_camera=3, batch_size=4, rounds=2, budget_s=0.0, min_steady_s=0.0),
-    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=16, rounds=5),
-    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=20.0, min_steady_s=1.0),
+    "laptop": Scale("laptop", n_photos=128, n_camera=16, batch_size=16, rounds=4),
+    "gpu": Scale("gpu", n_photos=2048, n_camera=128, batch_size=64, rounds=5, budget_s=14.0, min_steady_s=1.0),
 }
 
 
@@ -145,7 +145,7 @@ THOROUGH_VARIABLE = "LABKIT_THOROUGH"
 
 
 def is_thorough() -> bool:
-    """Whether all comparisons spend four budgets: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
+    """Whether all comparisons spend six budgets: if `LABKIT_THOROUGH` is set, as by `labkit tour --thorough`."""
     return bool(os.environ.get(THOROUGH_VARIABLE))
 
 
