@@ -67,7 +67,11 @@ class VariantMagics(Magics):
         A cell that is interrupted, or raises an error, is reported on as far as it came. The value of the last line is
         shown, as that of any cell.
         """
-        name = parse_argstring(self.watch, line).name
+        try:
+            name = parse_argstring(self.watch, line).name
+        except UsageError as error:
+            told = "`%%watch` takes a name for its report, and no options: `labkit watch` has them, for a script"
+            raise UsageError(f"{error}. {told}") from None
         self.shell.user_ns.pop(name, None)  # of an earlier run
         code, last = self._compile(cell, has_value=True)
         try:

@@ -132,7 +132,7 @@ LEDGER = (
           "no figure", (Test("normalizing", "04", "normalized per batch over per sample"),),
           note="Random transforms of torchvision must not be batched: they draw once a call."),
     Claim("kornia-gpu", _PIPELINE, "With Kornia on the GPU the CPU only decodes, and is no longer the bottleneck.",
-          "no figure", (Test("colors on this CPU as the device", "06", "colors on the device over the CPU"),),
+          "no figure", (Test("colors that cost nothing, the upper limit", "06", "crops alone over Albumentations"),),
           needs_gpu=True),
     Claim("cuda-prefetch", _PIPELINE, "A prefetcher with a CUDA stream of its own hides the copy behind computing.",
           "no figure", (Test("a simulated device", "07", "prefetched over pinned, simulated"),), needs_gpu=True),

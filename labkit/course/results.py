@@ -12,7 +12,7 @@ import pandas as pd
 
 from labkit.errors import ArgumentError
 from labkit.measure.recorder import RESULTS_VARIABLE, current_recorder
-from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, environment, own_photos, scale
+from labkit.util.machine import IS_CLONE, NOTEBOOK_FOLDER, env_id, environment, scale, told_of_own_photos
 
 STORED = NOTEBOOK_FOLDER / "results.json"
 HERE = "this machine"
@@ -147,7 +147,7 @@ def describe_machine() -> str:
         facts["gpu"] or "no GPU",
         f"torch {facts['torch']}",
     ]
-    return ", ".join([*parts, "own photos"] if own_photos() else parts)
+    return ", ".join([*parts, *filter(None, [told_of_own_photos()])])
 
 
 def stored_results(path: Path = STORED) -> dict[str, Result]:

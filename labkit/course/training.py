@@ -254,7 +254,7 @@ def measure_training(
         step(*batch).item()
 
     first = next(iter(loaders))
-    kept = [next(iter(loaders[first]))] * (4 if scale().name == "ci" else 64)
+    kept = [next(iter(loaders[first]))] * (4 if scale().name == "ci" else 32)
     variants: dict[str, Callable[[], Any]] = {}
     for name, loader in loaders.items():
         variants[f"{name}{ALONE}"] = partial(_itself, loader)

@@ -27,7 +27,7 @@ from labkit.measure.statistics import (
     quiet_summary,
 )
 from labkit.util.arguments import require_a
-from labkit.util.machine import own_photos
+from labkit.util.machine import told_of_own_photos
 from labkit.util.process import warn_caller
 
 WIDTH_IN = 7.0  # of every figure: on a page 600 pixels wide the smallest text is then 10.7 pixels high
@@ -68,7 +68,8 @@ def write_title(target: Axes | Figure, text: str, *, of_photos: bool = True) -> 
         text: A sentence computed from what is drawn. An empty one removes the title.
         of_photos: Whether it was measured with photos, which are the reader's own where `LABKIT_PHOTOS` names some.
     """
-    words = " ".join([*text.split(), *(["(own photos)"] if text and of_photos and own_photos() else [])])
+    told = told_of_own_photos()
+    words = " ".join([*text.split(), *([f"({told})"] if text and of_photos and told else [])])
     if isinstance(target, Figure):
         lines = wrap(words, characters_per_line(target.get_figwidth(), _TITLE_PT), break_on_hyphens=False)
         return target.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=_TITLE_PT)

@@ -180,8 +180,8 @@ def conclude(frame: pd.DataFrame, *, baseline: str | None = None) -> str:
         baseline: The variant that it is compared with; default: the frame's own.
 
     Returns:
-        The sentence. Ratios, 95 % intervals, verdicts and notes are those of `summarize`; a variant without a verdict
-        is not judged. Labels stand in quotes.
+        The sentence. Ratios, 95 % intervals, verdicts and notes are those of `summarize`, each note with its variants;
+        a variant without a verdict is not judged. Labels stand in quotes.
 
     >>> lk.conclude(runs)  # doctest: +SKIP
 
@@ -213,8 +213,11 @@ def conclude(frame: pd.DataFrame, *, baseline: str | None = None) -> str:
     doubtful = [label for label in others.index[others["verdict"] == "inconclusive"] if label != best]
     if doubtful:
         told += f"; these runs cannot tell {', '.join(names[label] for label in doubtful)} from {of}"
-    notes = "; ".join(summary.loc[[best, *doubtful, base], "note"]).split("; ")
-    return "; ".join([told, *dict.fromkeys(filter(None, notes))]) + "."
+    about = dict[str, list[str]]()  # each note once, with the variants that have it
+    for label in (best, *doubtful, base):
+        for note in filter(None, str(summary.loc[label, "note"]).split("; ")):
+            about.setdefault(note, []).append(names[label])
+    return "; ".join([told, *(f"{note} ({', '.join(labels)})" for note, labels in about.items())]) + "."
 
 
 def describe(others: pd.DataFrame, base: str) -> str:

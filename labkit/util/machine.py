@@ -158,6 +158,18 @@ def own_photos() -> Path | None:
     return Path(named).expanduser().absolute() if named else None
 
 
+OWN_PHOTOS_RECORD = "own_photos.json"  # in a set of links to them
+
+
+def told_of_own_photos() -> str:
+    """What a figure says of its photos: "" where the course made all, else that they are the reader's own."""
+    if own_photos() is None:
+        return ""
+    large = photo_root("camera")
+    is_made = large.exists() and not (large / OWN_PHOTOS_RECORD).exists()  # for want of large ones among the reader's
+    return "own photos, large ones made by labkit" if is_made else "own photos"
+
+
 def own_photos_id() -> str:
     """A short digest of where they are, which does not tell where; "" without any."""
     own = own_photos()

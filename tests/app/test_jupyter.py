@@ -257,6 +257,10 @@ class TestMagic:
             assert told in "".join(capsys.readouterr())
             assert "watched" not in shell.user_ns
 
+    def test_options_are_those_of_the_command(self, shell, capsys):
+        shell.run_cell("%%watch --steps 20\n1")
+        assert "takes a name for its report, and no options: `labkit watch` has them" in "".join(capsys.readouterr())
+
 
 LOOP = """for n, batch in enumerate(torch.utils.data.DataLoader(list(range(64)), batch_size=2)):
     batch + 1"""

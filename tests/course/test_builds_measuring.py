@@ -69,6 +69,14 @@ WRONG_SHARES = {
     "by the steps": (share(denominator="step"), "the wait is divided by the steps alone"),
     "begun anew": (share(restart=True), "it begins the loader anew for each batch"),
     "one batch": (share(n=1), "it trained on 1 of 4 batches"),
+    "start in both, no last step": (
+        share(start_counts="in the wait", skipped=-1),
+        "the start is in it: let the clock begin when the first batch has come; and the last step is left out",
+    ),
+    "end in the wait, by the steps": (
+        share(end_counts="in the wait", denominator="step"),
+        "counts as waiting: let the clock end with the last step; and the wait is divided by the steps alone",
+    ),
     "no clock": (
         lambda loader, step: [step(*batch) for batch in loader] and 0.6,
         "it does not read `time.perf_counter`",

@@ -122,6 +122,13 @@ def test_results_plots_and_frames_say_so(own, monkeypatch):
     assert str(own) not in "".join(named)
 
 
+def test_results_and_plots_say_that_large_ones_are_not_the_readers(own):
+    lk.make_photos(course.photo_root("camera"), 3, progress=False)  # the reader's are small
+    assert describe_machine().endswith(", own photos, large ones made by labkit")
+    title = course.write_title(plt.figure().add_subplot(), "Twice as fast")
+    assert title.get_text().replace("\n", " ") == "Twice as fast (own photos, large ones made by labkit)"
+
+
 def test_they_are_not_stored(own):
     with pytest.raises(ValueError, match="leave LABKIT_PHOTOS out"):
         describe_run("")

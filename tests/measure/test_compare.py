@@ -62,7 +62,7 @@ class TestRounds:
         assert (set(runs.baseline), set(runs.seed)) == ({"a"}, {3})
         assert list(again.order) == list(runs.order) != list(other.order)
 
-    @pytest.mark.parametrize(("scale", "rounds"), [("ci", 2), ("laptop", 5), ("gpu", 5)])
+    @pytest.mark.parametrize(("scale", "rounds"), [("ci", 2), ("laptop", 4), ("gpu", 5)])
     def test_are_those_of_the_scale_after_one_to_warm_up(self, monkeypatch, scale, rounds):
         monkeypatch.setenv("LABKIT_SCALE", scale)
         runs = lk.compare({"a": lambda: [1]}, baseline="a")
@@ -293,7 +293,7 @@ class TestTheEnd:
         assert (int((~frame["is_warmup"]).sum() / 2), frame["n_looks"].iloc[0]) == (n_rounds, n_looks)
 
     @pytest.mark.parametrize(
-        ("rung", "thorough", "n_rounds"), [(True, "", 5), (False, "", 3), (True, "1", 16), (False, "1", 16)]
+        ("rung", "thorough", "n_rounds"), [(True, "", 4), (False, "", 3), (True, "1", 16), (False, "1", 16)]
     )
     def test_of_side_comparisons_comes_early_unless_the_tour_is_thorough(self, rung, thorough, n_rounds, monkeypatch):
         monkeypatch.setenv("LABKIT_SCALE", "laptop")
