@@ -11,7 +11,7 @@ from labkit.course.results import recorded_results, stored_results
 from labkit.course.starting import start_from
 from labkit.measure.frames import load_frame
 from labkit.util.files import write_atomic
-from labkit.util.machine import NOTEBOOK_FOLDER, environment, own_photos, scale
+from labkit.util.machine import NOTEBOOK_FOLDER, environment, scale, told_of_own_photos
 from labkit.util.pictures import png_base64
 
 _PAGE = """<!doctype html>
@@ -46,8 +46,8 @@ th, td { text-align: left; padding: .4rem .75rem .4rem 0; border-bottom: 1px sol
 <p class="status" role="status">{{ status }}{% if is_running %} This page
 reloads itself until the tour has ended.{% endif %}</p>
 {% endif %}
-<p>Measured on this machine at <code>{{ scale }}</code> scale{% if own_photos %}, with your own photos in place of those
-that the notebooks describe{% endif %}. Speed-ups are means of paired rounds; brackets show the
+<p>Measured on this machine at <code>{{ scale }}</code> scale{% if photos %} ({{ photos }}){% endif %}.
+Speed-ups are means of paired rounds; brackets show the
 95&nbsp;% interval.</p>
 <h2>The ladder</h2>
 <p>One training, from the loader of a first tutorial to the fast path. Each rung keeps what the rungs before it changed,
@@ -70,7 +70,8 @@ CSV.</p>
 {% if run %}<br><span class="question">{{ run.notebook.question }}</span>{% endif %}</td>
 <td>{% if run and run.error %}<span class="failed">failed: {{ run.error }}</span>{% endif %}
 {% if found %}<strong>{{ found.sentences[0]|plain }}</strong> {{ found.sentences[1:]|join(" ")|plain }}
-{% if found.not_here %}<em>This run does not show: {{ found.not_here|join(" ")|plain }}</em>{% endif %}{% endif %}
+{% if found.not_here %}
+<em>This run does not confirm all of this: {{ found.not_here|join(" ")|plain }}</em>{% endif %}{% endif %}
 </td></tr>
 {% endfor %}
 </table>
@@ -113,7 +114,7 @@ def write_index(folder: Path, runs: Sequence[Executed], *, status: str = "", is_
             (png_base64(draw_figure(frame), dpi=120), tell_rungs(frame))
             for frame in own or [load_frame(NOTEBOOK_FOLDER / FRAME)]
         ],
-        own_ladder=bool(own), own_photos=own_photos(), machine=environment(),
+        own_ladder=bool(own), photos=told_of_own_photos(), machine=environment(),
     )  # fmt: skip
     write_atomic(folder / "index.html", html.encode())
     return folder / "index.html"

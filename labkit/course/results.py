@@ -59,8 +59,12 @@ class Result:
     origin: str = HERE
 
     def __str__(self) -> str:
-        told = [f"{text} (This run does not show it.)" if text in self.not_here else text for text in self.sentences]
-        return f"{' '.join(told)} *({self.machine})*"
+        told = [
+            f"{text} (This run does not confirm all of this.)" if text in self.not_here else text
+            for text in self.sentences
+        ]
+        trial = "; a trial at `ci` scale, no measurement" if self.scale == "ci" else ""
+        return f"{' '.join(told)} *({self.machine}{trial})*"
 
     def to_record(self) -> dict[str, Any]:
         """As JSON holds it, which has no NaN: such a figure is left out."""

@@ -15,12 +15,13 @@ from labkit.data.headers import read_header
 from labkit.data.image_formats import IMAGE_SUFFIXES, JPEG
 from labkit.errors import ArgumentError, DecodeError, MissingFileError
 from labkit.util.files import key_from_name, read_record, walk, write_atomic, write_record
-from labkit.util.machine import OWN_PHOTOS_RECORD, OWN_PHOTOS_VARIABLE, own_photos, photo_root
+from labkit.util.machine import OWN_PHOTOS_VARIABLE, own_photos, photo_root
 from labkit.util.parallel import map_items
 
 FEWEST = 64  # photos in a folder
 LARGE_PX = 1000  # of the shorter side: fewer are no photo of the profile "camera"
 LEFT_OUT = "left_out.txt"
+_MANIFEST = "own_photos.json"
 _N_GROUPS = 8  # folders of links: lessons about classes need some
 
 
@@ -49,7 +50,7 @@ def link_photos(root: Path, count: int, profile: str) -> int:
     source = own_photos()
     if source is None or not source.is_dir():
         raise MissingFileError(f"{OWN_PHOTOS_VARIABLE}={source} is not a folder: name one with JPEGs, at any depth")
-    record, links = read_record(root / OWN_PHOTOS_RECORD), list(root.glob("group_*/*.jpg"))
+    record, links = read_record(root / _MANIFEST), list(root.glob("group_*/*.jpg"))
     if record and record["photos"] == len(links) and all(link.exists() for link in links):
         return len(links)
     if profile == "camera" and record is None and root.exists():  # with photos that labkit made for want of these
@@ -73,7 +74,7 @@ def link_photos(root: Path, count: int, profile: str) -> int:
             f"the course takes {FEWEST} at least; leave {OWN_PHOTOS_VARIABLE} out for photos that labkit makes"
         )
     root.mkdir(parents=True, exist_ok=True)
-    write_record(root / OWN_PHOTOS_RECORD, {"photos": -1, "left_out": len(left_out)})  # until all are there
+    write_record(root / _MANIFEST, {"photos": -1, "left_out": len(left_out)})  # until all are there
     for link in links:
         link.unlink()
     for number, path in enumerate(chosen):
@@ -83,7 +84,7 @@ def link_photos(root: Path, count: int, profile: str) -> int:
     if left_out:
         text = "".join(f"{line}\n" for line in sorted(left_out))
         write_atomic(root / LEFT_OUT, text.encode(errors="surrogateescape"))
-    write_record(root / OWN_PHOTOS_RECORD, {"photos": len(chosen), "left_out": len(left_out)})
+    write_record(root / _MANIFEST, {"photos": len(chosen), "left_out": len(left_out)})
     return len(chosen)
 
 
@@ -131,7 +132,7 @@ def told_of(roots: Mapping[str, Path]) -> Iterator[str]:
     """
     if own_photos() is None:
         return
-    if not (roots["camera"] / OWN_PHOTOS_RECORD).is_file():
+    if not (roots["camera"] / _MANIFEST).is_file():
         yield (
             f"too few of your photos have {LARGE_PX} pixels in their shorter side: lessons on photos of a camera take "
             "photos that labkit makes"

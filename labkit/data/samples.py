@@ -29,7 +29,7 @@ from labkit.util.files import (
     write_atomic,
     write_record,
 )
-from labkit.util.machine import needing
+from labkit.util.machine import needing, note_photos
 from labkit.util.parallel import check_engine, map_items
 from labkit.util.pictures import WidthHeight, encode_image
 
@@ -127,8 +127,11 @@ def make_photos(
     with needing("lk.make_photos", "lab"):
         import skimage.data  # noqa: F401 - rather once here than in each worker
     root, seed = require_local_path("root", root), require_seed(seed)
-    if is_own(root, profile) and link_photos(root, require_int("count", count), profile):
-        return root
+    if is_own(root, profile):
+        are_own = link_photos(root, require_int("count", count), profile) > 0
+        note_photos(root, are_own=are_own)
+        if are_own:
+            return root
     settings = {"profile": require_choice("profile", profile, PROFILES), "seed": seed}
     count = require_int("count", count)
     check_engine(engine, num_threads, address)

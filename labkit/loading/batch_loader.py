@@ -101,7 +101,7 @@ class BatchLoader(Labeled, Resumable):
         resize: With `train=False`, the shorter side that an image is resized to before its center is cropped. Default:
             it just covers `size` / 0.875: 256 for `size=224`. timm's `crop_pct` of 0.95 is `resize=int(224 / 0.95)`.
         scaled_decoding: False: always decode at full size. Default: the value of `train`, as decoding at 1/2, 1/4 or
-            1/8 gives slightly other pixels.
+            1/8 gives slightly different pixels.
         shuffle: A new order each epoch. Default: the value of `train`.
         sampler: Gives the indices instead, such as torch's `DistributedSampler`; its `set_epoch` is called, unless the
             training does so itself. torch's random samplers without a generator of their own draw by (seed, epoch).

@@ -103,7 +103,7 @@ def compare(
     >>> variants = {name: (lambda loader=loader: loader) for name, loader in loaders.items()}
     >>> runs = lk.compare(variants, baseline="pil", rounds=3, progress=False)
     >>> print(lk.conclude(runs))  # doctest: +SKIP
-    turbojpeg is 1.9 [1.8, 2.0] times as fast as pil.
+    "turbojpeg" ran faster than "pil": 1.92 times the speed (95 % interval 1.83 to 2.01).
 
     Raises:
         VariantError: a variant raised, or yielded no batch, or batches without an image.

@@ -278,7 +278,7 @@ def _draw_comparison(ax: Axes, row: int, runs: pd.DataFrame, pair: tuple, estima
     drawn.lines[0].set_label(meaning)
     for bar in drawn.lines[2]:
         bar.set_label("95 % interval of this session")
-    beside = f"{format_ratio(speedup)}x" + (" ?" if is_open else "")
+    beside = f"{speedup:.2f}x ?" if is_open else f"{format_ratio(speedup)}x"
     ax.annotate(beside, (1.01, row), xycoords=("axes fraction", "data"), va="center")
     return ratios
 

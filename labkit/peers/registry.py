@@ -38,7 +38,7 @@ PEERS: dict[str, Peer] = {peer.name: peer for module in _MODULES for peer in mod
 # What a comparison on a reader's photos spends on timing. The checks before it take a few seconds for each loader.
 _OWN_BUDGET_S = {"ci": 1.0, "laptop": 150.0, "gpu": 150.0}
 _OWN_TIMEOUT_S = 180.0  # for one answer, so that a loader that hangs does not hold up the others for long
-_N_EPOCHS = 7  # of a loader: two in the warm-up, then five rounds
+_N_EPOCHS = 6  # of a loader: two in the warm-up, then four rounds
 _MIN_ROUNDS = 2  # have an interval
 _STEADY_SHARE = 3 / 4  # of an epoch, see `labkit.peers.run`
 _BATCHES_A_WORKER = 4  # in an epoch: a queue settles in the first

@@ -158,16 +158,22 @@ def own_photos() -> Path | None:
     return Path(named).expanduser().absolute() if named else None
 
 
-OWN_PHOTOS_RECORD = "own_photos.json"  # in a set of links to them
+_photos_in_use = dict[
+    Path, bool
+]()  # folder -> whether they are the reader's, of the course's sets that this process uses
+
+
+def note_photos(root: Path, *, are_own: bool) -> None:
+    """Note whose photos are in a set of the course that this process is about to use: titles tell it."""
+    _photos_in_use[root] = are_own
 
 
 def told_of_own_photos() -> str:
-    """What a figure says of its photos: "" where the course made all, else that they are the reader's own."""
+    """What a figure says of the photos of this process: that they are the reader's own, all or in part; else ""."""
     if own_photos() is None:
         return ""
-    large = photo_root("camera")
-    is_made = large.exists() and not (large / OWN_PHOTOS_RECORD).exists()  # for want of large ones among the reader's
-    return "own photos, large ones made by labkit" if is_made else "own photos"
+    are_own = {_photos_in_use[root] for root in map(photo_root, ("imagenet", "camera")) if root in _photos_in_use}
+    return "own photos, large ones made by labkit" if len(are_own) == 2 else "own photos" if True in are_own else ""
 
 
 def own_photos_id() -> str:

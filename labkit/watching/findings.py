@@ -269,7 +269,7 @@ def _notes(accounts: Accounts) -> list[str]:
         )
     if not accounts.loader.trains and not accounts.of(REPLAY):
         notes.append(
-            "Neither backward() nor an optimizer of torch ran between batches: this may be no training's loader."
+            "Neither backward() nor an optimizer of torch ran between batches: perhaps this loop trains nothing."
         )
     threads = {epoch.thread for epoch in accounts.loader.epochs}
     if len(threads) > 1:

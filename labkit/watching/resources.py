@@ -171,7 +171,9 @@ class Resources:
     def _remedy(self, disturbing: float) -> str:
         """What leaves a core to a thread that waits for one."""
         if disturbing:
-            return f"end the other programs, which used {disturbing:.0%} of the cores"
+            # Where a core is missing, an operation of several threads waits for the one that has none.
+            alone = ", or compute beside them with torch.set_num_threads(1)" if (self.torch_threads or 1) > 1 else ""
+            return f"end the other programs, which used {disturbing:.0%} of the cores{alone}"
         own = self.usable_cores // self.n_sharing
         free = max(1, own - self.num_workers)
         if self.num_workers < own and (self.torch_threads or 0) > free:
@@ -180,7 +182,7 @@ class Resources:
         of_torch = f" and {_counted(threads, 'thread')} of torch" if threads else ""
         shares = "share" if self.num_workers + (threads or 0) > 1 else "has"
         who = f"{workers}{of_torch}{self._in_each(' in each of')} {shares} {_cores(self.usable_cores)}"
-        if self.num_workers <= own and (threads or 1) == 1:  # fewer would load less: the step computes on these cores
+        if self.num_workers + (threads or 1) <= own + 1:  # fewer would load less: the step computes on these cores
             return who
         return f"use fewer workers or threads ({who})"
 

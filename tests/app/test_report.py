@@ -60,7 +60,7 @@ def test_it_shows_results_with_their_answers_first(page_of, tmp_path, monkeypatc
     course.result("11_prepare_once", "It is **0.8 times** as fast.", "See `x`.", ("It helps.", False), figures=gain)
     page = page_of()
     for text in (
-        "<strong>It is 0.8 times as fast.</strong> See x.", "This run does not show: It helps.",
+        "<strong>It is 0.8 times as fast.</strong> See x.", "This run does not confirm all of this: It helps.",
         "<code>lk.BatchLoader</code>", "3.25x [3.1, 3.4]",
     ):  # fmt: skip
         assert text in page

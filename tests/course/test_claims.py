@@ -40,14 +40,17 @@ def found(recorded_frames, monkeypatch):
 
 
 class TestResults:
-    def test_a_result_says_what_was_found_where_and_what_the_run_does_not_show(self, found):
+    def test_a_result_says_what_was_found_where_and_what_the_run_does_not_show(self, found, monkeypatch):
         shown = course.result("01_x", "It is so.", ("It is faster.", False), ("It is slower.", True), figures={"n": 3})
         told = shown._repr_markdown_()
         assert told.startswith(
-            "**Result of this run.** It is so. It is faster. (This run does not show it.) It is slower. *("
+            "**Result of this run.** It is so. It is faster. (This run does not confirm all of this.) It is slower. *("
         )
         assert f"{lk.usable_cores()} cores of " in told
         assert repr(shown).startswith("Result of this run. It is so.")
+        assert "measurement" not in told
+        monkeypatch.setenv("LABKIT_SCALE", "ci")
+        assert "; a trial at `ci` scale, no measurement)" in course.result("01_x", "It is so.")._repr_markdown_()
         assert "Stored run" not in told
 
     def test_it_is_recorded_as_it_was(self, found, frame_of):

@@ -112,6 +112,8 @@ def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):
 
 def test_results_plots_and_frames_say_so(own, monkeypatch):
     axes = plt.figure().add_subplot()
+    assert course.write_title(axes, "Twice as fast").get_text() == "Twice as fast"  # no photos so far
+    lk.make_photos(course.photo_root("imagenet"), FEWEST, progress=False)
     named = env_id(), describe_machine(), course.write_title(axes, "Twice as fast").get_text()
     assert course.write_title(axes, "Simulated", of_photos=False).get_text() == "Simulated"
     monkeypatch.delenv("LABKIT_PHOTOS")
@@ -123,7 +125,9 @@ def test_results_plots_and_frames_say_so(own, monkeypatch):
 
 
 def test_results_and_plots_say_that_large_ones_are_not_the_readers(own):
-    lk.make_photos(course.photo_root("camera"), 3, progress=False)  # the reader's are small
+    lk.make_photos(course.photo_root("camera"), 3, profile="camera", progress=False)  # the reader's are small
+    assert "photos" not in describe_machine()
+    lk.make_photos(course.photo_root("imagenet"), FEWEST, progress=False)
     assert describe_machine().endswith(", own photos, large ones made by labkit")
     title = course.write_title(plt.figure().add_subplot(), "Twice as fast")
     assert title.get_text().replace("\n", " ") == "Twice as fast (own photos, large ones made by labkit)"

@@ -122,7 +122,7 @@ def test_of_photos_that_take_long_there_are_fewer_rounds(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_SCALE", "laptop")
     monkeypatch.setattr(registry, "usable_cores", lambda: 1)
     monkeypatch.setattr("labkit.peers.photos.usable_cores", lambda: 1)
-    for side, n_rounds in ((100, 5), (6000, 2)):  # sixteen photos of 36 megapixels take a core 7 s
+    for side, n_rounds in ((100, 4), (6000, 2)):  # sixteen photos of 36 megapixels take a core 7 s
         save(tmp_path / f"photos/{side}/1.jpg", size=(side, side))
         frame = registry.compare_own(tmp_path / f"photos/{side}", only=["timm"])
         assert frame["round"].max() == n_rounds
@@ -134,7 +134,7 @@ def test_the_command_ranks_and_prints_what_the_photos_are(mixed, tmp_path, monke
     monkeypatch.setitem(PEERS, missing.name, missing)
     done = invoke(main, ["peers", "--own", str(mixed), "--only", "timm,absent", "--rounds", "2"])
     assert done.exit_code == 0, done.output
-    assert "photos: 16 of 45 JPEGs, drawn at random with seed 0\n" in done.output
+    assert "photos: 32 of 45 JPEGs, drawn at random with seed 0\n" in done.output
     assert "no JPEGs, left out: 10 .png, 1 other\n" in done.output
     assert "absent missing: pip install absent\n" in done.output
     assert re.search(r"^  timm .* 1\.00 \[1\.00, 1\.00\]", done.output, re.MULTILINE)

@@ -235,7 +235,17 @@ class TestTheReport:
             ({"pressure": {"memory": 0.12}}, 0, "tasks waited for it 12% of the time"),
             ({"step_queued": 0.2, "worker_threads": {}}, 0, "(4 workers and 4 threads of torch share 4 usable cores)."),
             ({"step_queued": 0.2, "num_workers": 1}, 0.1, "waits for a core 20% .* torch.set_num_threads(3)."),
-            ({"step_queued": 0.2, "num_workers": 1}, 0.3, "end the other programs, which used 30% of the cores."),
+            ({"step_queued": 0.2, "num_workers": 1}, 0.3, "30% of the cores, or compute .* set_num_threads(1)."),
+            (
+                {"step_queued": 0.2, "torch_threads": 1, "worker_threads": {}},
+                0.3,
+                "end the other programs, which used 30% of the cores.",
+            ),
+            (
+                {"step_queued": 0.2, "num_workers": 0, "worker_threads": {}},
+                0,
+                "3%: 0 workers and 4 threads of torch share",
+            ),
             ({"step_queued": 0.2, "n_throttled": 240, "num_workers": 1}, 0, "stopped the training in 40%"),
             ({"making_queued": 0.2, "worker_threads": {}}, 0, "and the making of batches 20%: use fewer workers"),
             ({"torch_threads": 32}, 0, "32 threads in the training on 4 usable cores: torch.set_num_threads(4)"),
