@@ -189,8 +189,8 @@ def _preload() -> None:
             importlib.import_module(name)
 
 
-def _become(arguments: list[str], cwd: str) -> None:
-    """Run a script or a module as `python` would, in a fork."""
+def _become(arguments: list[str], cwd: str) -> dict:
+    """Run a script or a module as `python` would, in a fork. Returns its names, which live until Python ends."""
     import matplotlib
     import numpy as np
 
@@ -204,15 +204,15 @@ def _become(arguments: list[str], cwd: str) -> None:
     multiprocessing.process.ORIGINAL_DIR = cwd
     if arguments[0] == "-m":
         sys.argv, sys.path[0] = arguments[1:], cwd
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        script = Path(arguments[0]).resolve()
-        sys.argv, sys.path[0] = arguments, str(script.parent)
-        runpy.run_path(str(script), run_name="__main__")
+        return runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    script = Path(arguments[0]).resolve()
+    sys.argv, sys.path[0] = arguments, str(script.parent)
+    return runpy.run_path(str(script), run_name="__main__")
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        _become(*_serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])))
+        # A collection that found a loader among them would wait 5 s for each of its workers.
+        names = _become(*_serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])))
     else:
         sys.exit(_stand_in(sys.argv[1:]))
