@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies
+from hypothesis import HealthCheck, example, given, settings, strategies
 
 import labkit as lk
 from labkit.measure.unchanged import unchanged
@@ -254,7 +254,7 @@ class Course:
             iterator = iter(self.loader)
             for _ in range(3):
                 with contextlib.suppress(ValueError, OSError):
-                    next(iterator)
+                    next(iterator, "the end")
             iterator.close()
 
     acts = (
@@ -307,6 +307,7 @@ def test_of_a_prefetcher(acts, bad):
 
 @some(max_examples=8)
 @courses
+@example(acts=["take"] * 4 + ["save", "load", "measure"], bad=())  # which has two batches left
 def test_of_a_prefetcher_of_batch_loader(of_pictures, acts, bad):
     check(prefetched_pictures(of_pictures), acts, bad)
 
