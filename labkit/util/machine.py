@@ -158,9 +158,8 @@ def own_photos() -> Path | None:
     return Path(named).expanduser().absolute() if named else None
 
 
-_photos_in_use = dict[
-    Path, bool
-]()  # folder -> whether they are the reader's, of the course's sets that this process uses
+# Of the course's sets that this process uses: folder -> whether the photos are the reader's.
+_photos_in_use = dict[Path, bool]()
 
 
 def note_photos(root: Path, *, are_own: bool) -> None:
